@@ -3,7 +3,7 @@ import { ApiError, type Schemas } from './api.ts'
 import { callLevel, readDocument, requireParsed, storeDocument, titleOf, type Level } from './levels.ts'
 import { ValueField, type At, type Project } from './secrets.tsx'
 import { Act, Changes, Check, Field, Form, messageOf } from './ui.tsx'
-import { compareValues, differencesIn, readValues, shownName, type Comparison, type Format } from './values.ts'
+import { compareValues, differencesIn, readValues, shownName, typedValues, type Comparison, type Format } from './values.ts'
 
 // Import of a text into a level, with a preview of what it adds, changes and removes.
 
@@ -174,10 +174,15 @@ async function planImport (
   const before = keepsOthers ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
   const unset = before.filter((name) => !values.has(name))
   // An import also replaces objects and lists.
-  const body = { set: Object.fromEntries(values), unset, replace: [...values.keys()] }
-  const { dry_run } = (await callLevel('changeSecrets', level, { body, query: { dry_run: true } })).data
+  const replace = [...values.keys()]
+  const body = { set: Object.fromEntries(values), unset, replace }
+  // The values of a JSON text keep their types, except in an .env project, which has texts alone.
+  const bodyText = format === 'json' && project.format !== 'env'
+    ? `{"set":${typedValues(text)},"unset":${JSON.stringify(unset)},"replace":${JSON.stringify(replace)}}`
+    : undefined
+  const { dry_run } = (await callLevel('changeSecrets', level, { body, bodyText, query: { dry_run: true } })).data
   const found = dry_run!.levels[0]!
-  const store = async () => (await callLevel('changeSecrets', level, { body, etag: found.etag })).etag
+  const store = async () => (await callLevel('changeSecrets', level, { body, bodyText, etag: found.etag })).etag
   return { names: found.names, etag: found.etag, ...notes, store }
 }
 

@@ -2,7 +2,7 @@ import { emptyEntries } from '../src/rules/documents/entries.ts'
 import { jsonErrorOffset, readJson as readEntries } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
 import { originalOffsets, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
-import { changedNumbers, compactJson } from '../src/rules/documents/json-tree.ts'
+import { compactJson } from '../src/rules/documents/json-tree.ts'
 import { envForms, placeOf } from '../src/rules/editing/env-forms.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from '../src/rules/editing/splices.ts'
@@ -187,11 +187,20 @@ function isNestedJson (text: string): boolean {
 /** A change of single names. */
 export interface NameChange { set?: Record<string, string>, unset?: string[] }
 
-/** The values with objects and lists for the texts that are one; undefined without such a text. */
-export function typedValues (set: Record<string, string>): Record<string, unknown> | undefined {
-  const typed = Object.entries(set).flatMap(([name, text]) =>
-    isNestedJson(text) && changedNumbers(text).length === 0 ? [[name, JSON.parse(text) as unknown] as const] : [])
-  return typed.length === 0 ? undefined : { ...set, ...Object.fromEntries(typed) }
+const objectText = (members: [name: string, json: string][]): string =>
+  `{${members.map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(',')}}`
+
+/** JSON of values, with objects and lists for the texts that are one; undefined without such a text. */
+export function nestedValues (set: Record<string, string>): string | undefined {
+  const values = Object.entries(set).map(([name, text]): [string, string] =>
+    [name, isNestedJson(text) ? compactJson(text.trim()) : JSON.stringify(text)])
+  return Object.values(set).some(isNestedJson) ? objectText(values) : undefined
+}
+
+/** The values of a JSON document as compact JSON with all digits. Of duplicate names, the last one counts. */
+export function typedValues (text: string): string {
+  const source = text.replace(/^\ufeff/, '')
+  return objectText(Object.entries(jsonEditor(source.trim() === '' ? '' : source, emptyEntries()).typed ?? {}))
 }
 
 /** The text after a change of single names. Throws an error with a sentence for people. */

@@ -171,6 +171,16 @@ t.test('the browser keeps the types of JSON values', async (t) => {
   t.equal(changeOf('json', '{"A":{"x":1}}', '{"A":{"x":1.50}}'), undefined, 'an object is stored with the whole document')
 })
 
+t.test('the browser sends the types and digits of JSON values', async (t) => {
+  const { nestedValues, typedValues } = await load('values.ts')
+  t.equal(nestedValues({ A: ' {"x": [1.50, 12345678901234567890]}', 'B"': '1', C: 'null', D: '[]', ['__proto__']: 'x' }),
+    '{"A":{"x":[1.50,12345678901234567890]},"B\\"":"1","C":"null","D":[],"__proto__":"x"}')
+  t.equal(nestedValues({ A: '1', B: 'true', C: '{', D: '' }), undefined)
+  t.equal(typedValues('\ufeff{"A": {"x": 1.50, "x": 1e400}, "B": 1, "B": 12345678901234567890, "C": [true, null], "__proto__": "1"}\n'),
+    '{"A":{"x":1e400},"B":12345678901234567890,"C":[true,null],"__proto__":"1"}')
+  t.equal(typedValues(' '), '{}')
+})
+
 t.test('the browser reads JSON as the service does', async (t) => {
   const { readValues } = await load('values.ts')
   for (const text of [
