@@ -1,5 +1,5 @@
-import { emptyEntries } from '../src/rules/documents/entries.ts'
-import { jsonErrorOffset, readJson as readEntries } from '../src/rules/documents/json.ts'
+import { emptyEntries, UnreadableDocument } from '../src/rules/documents/entries.ts'
+import { readJson as readEntries } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
 import { originalOffsets, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
 import { compactJson } from '../src/rules/documents/json-tree.ts'
@@ -59,9 +59,18 @@ export function problemIn (format: Format, text: string): { line: number, column
   if (format === 'yaml' || format === 'text' || readValues(format, text) !== undefined) return undefined
   const source = text.replace(/^\ufeff/, '')
   if (format === 'env') return assignments(source) as { line: number }
-  // A text without an object at its top has its error at its beginning, as in the service.
-  const before = source.slice(0, source.trimStart().startsWith('{') ? jsonErrorOffset(source) : 0).split(/\r\n?|\n/)
+  const before = source.slice(0, jsonErrorIn(source)).split(/\r\n?|\n/)
   return { line: before.length, column: [...before.at(-1)!].length + 1 }
+}
+
+/** The offset of the first error of a JSON text, as in the service. */
+function jsonErrorIn (source: string): number {
+  try {
+    readEntries(source, emptyEntries())
+    return source.length
+  } catch (error) {
+    return error instanceof UnreadableDocument ? error.offset : 0
+  }
 }
 
 const MAX_LISTED = 20
