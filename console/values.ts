@@ -137,7 +137,7 @@ function assignments (text: string): Assignment[] | { line: number } {
  * the format cannot hold the value.
  */
 export function changeValue (format: Format, text: string, name: string, value: string | undefined): string {
-  const before = readValues(format, text)
+  const before = format === 'env' || format === 'json' ? readValues(format, text) : undefined
   if (before === undefined) throw new Error('This document has no names that the browser can read. Edit it as a whole.')
   if (format === 'json') return changeJson(text, before, name, value)
   const document = text.replace(/^\ufeff/, '')

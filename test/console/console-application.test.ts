@@ -141,6 +141,7 @@ t.test('the browser changes documents of client-managed projects without touchin
   t.equal(changeValue('json', '\ufeff{"A": "\\u00e9\\"1.50", "B": [true, null, -1.5]}', 'A', '2'), '\ufeff{"A": "2", "B": [true, null, -1.5]}')
   t.strictSame([...readValues('json', '{"A": 1, "B": null, "C": {"x": 1}}')], [['A', '1'], ['B', ''], ['C', '{"x":1}']])
   t.equal(readValues('yaml', 'A: 1'), undefined)
+  for (const format of ['yaml', 'text']) t.throws(() => changeValue(format, '', 'A', '1'), /no names that the browser can read/)
 })
 
 t.test('the browser keeps the line endings of other names', async (t) => {
