@@ -97,13 +97,15 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
       }
     } else block = lastBlockScalar(item)
   }
-  // Without a pair, a tag of the mapping would become the tag of an empty scalar, so write an empty mapping.
-  if (quoted && items.length > 0 && added.size === 0 && isRemoved.every(Boolean)) {
+  const end = found.end ?? text.length
+  // Without a pair, a tag of the mapping would become the tag of an empty scalar, and readers of YAML 1.1 refuse a line
+  // `...` without a document above. So write an empty mapping.
+  const needsMapping = quoted || (end < text.length && !/^---/m.test(text))
+  if (needsMapping && items.length > 0 && added.size === 0 && isRemoved.every(Boolean)) {
     const at = lines(text, items[0]!).from
     splices.push({ from: at, to: at, text: `{}${lineEnd}` })
   }
   const pairs = pairsOf(added, quoted ? 'double' : 'plain', lineEnd + indentation)
-  const end = found.end ?? text.length
   const original = text.slice(0, end)
   const content = spliced(original, splices)
   const changed = original.endsWith('\n') ? undefined : withOpenBlock(content, pairs)
@@ -140,7 +142,8 @@ function lastBlock ({ text, token, members }: Source): CST.BlockScalar | undefin
   const last = members.at(-1)
   if (token?.type !== 'block-map' || last === undefined) return undefined
   const block = lastBlockScalar(last.item)
-  return block && tokenEnd(block) === text.length && block.source !== '' && !blockHeader(block).includes('-') ? block : undefined
+  const isLast = block !== undefined && block.source !== '' && /^[ \t]*$/.test(text.slice(tokenEnd(block)))
+  return isLast && !blockHeader(block).includes('-') ? block : undefined
 }
 
 /** A block scalar at the end of a text that keeps its last line feed, although the text has no line ending there. */
