@@ -3,11 +3,11 @@ import {
 } from '../../schemas/member-access.ts'
 import { MemberParams, type MemberAttributes } from '../../schemas/members.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
-import { yieldToEventLoop } from '../crypto/event-loop.ts'
 import { findTeamRoles } from '../db/callers/memberships.ts'
 import type { Db } from '../db/database.ts'
 import { findSlugs, idsOf } from '../db/rows/slugs.ts'
 import { requireScope } from '../http/guard/access.ts'
+import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
 import { principalOf } from '../http/routes/actor.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -44,8 +44,10 @@ export const memberAccess: Domain = async (app) => {
         requireScope(request, 'member:read')
         requireScope(request, 'team:read')
       }
-      const member = await findMember(app.lists, organization.id, id ?? fail('not_found')) ?? fail('not_found')
-      const access = await accessOf(app.lists, organization.id, member, { page, per_page })
+      const access = await inTurn(request, async (turn) => {
+        const member = await findMember(app.lists, organization.id, id ?? fail('not_found')) ?? fail('not_found')
+        return accessOf(app.lists, organization.id, member, { page, per_page }, turn)
+      })
       reply.type('application/json; charset=utf-8').serializer(JSON.stringify)
       const size = access.data.attributes.projects.reduce((sum, { rights, teams }) =>
         sum + [...rights, ...teams].reduce((sum, { restrictions }) => sum + restrictions.length, 0), 0)
@@ -55,7 +57,9 @@ export const memberAccess: Domain = async (app) => {
 }
 
 /** What a member can do in the organization, and by team roles in each project of one page. */
-async function accessOf (db: Db, organization_id: string, { user_id, role }: MemberAttributes, page: PageRequest) {
+async function accessOf (
+  db: Db, organization_id: string, { user_id, role }: MemberAttributes, page: PageRequest, { pace }: Pick<Turn, 'pace'>
+) {
   const powers = powersOfRole(role)
   const { rows, total } = await listProjectsOfTeams(db, { organization_id, user_id }, page)
   const roles = await Promise.all(rows.map(({ id }) => findTeamRoles(db, { organization_id, user_id, id })))
@@ -64,6 +68,7 @@ async function accessOf (db: Db, organization_id: string, { user_id, role }: Mem
   const teams = await findTeamNames(db, organization_id, [...new Set(all.map(({ team_id }) => team_id))])
   const projects: ProjectAccess[] = []
   for (const [i, project] of rows.entries()) {
+    const began = performance.now()
     const held = roles[i]!.map((role) => withoutDeleted(role, slugs)).filter((role) => role.slices?.length !== 0)
     // `listProjectsOfTeams` does not verify the MACs of team roles, so it can list a project without a valid role.
     if (held.length === 0) continue
@@ -76,7 +81,7 @@ async function accessOf (db: Db, organization_id: string, { user_id, role }: Mem
       rights: rightsIn(powers, held).map(({ scopes, slices }) =>
         ({ scopes, restrictions: restrictionsOf(slices, slugs) }))
     })
-    await yieldToEventLoop()
+    await pace(began)
   }
   const scopes = SCOPE_NAMES.filter((scope) => holds(powers, scope))
   return {

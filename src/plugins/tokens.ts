@@ -1,6 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import { canonicalAbilities, SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
-import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
+import { NamedListQuery, NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
 import {
   ApiTokenAnswer, ApiTokenList, CreateTokenBody, CreatedToken, NOT_AGAIN, RotateTokenBody, RotatedToken,
   TokenParams, UpdateTokenBody, type Restriction
@@ -9,6 +9,8 @@ import { mintApiToken, storedToken } from '../crypto/bearer.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { findSlugs, idsOf } from '../db/rows/slugs.ts'
 import { requireTarget } from '../http/guard/level-lookup.ts'
+import { inTurn, type Turn } from '../http/guard/turns.ts'
+import { writeIfLarge } from '../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { inOrganization } from '../http/routes/in-organization.ts'
 import type { RedactedReplay } from '../http/repeats/idempotency.ts'
@@ -16,8 +18,9 @@ import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import {
-  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, hasMadeInherited, lockTokenSupport, listTokens,
-  lockToken, findReachedTokenLimit, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
+  areManyRestricted, createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, hasMadeInherited,
+  lockTokenSupport, listTokens, lockToken, findReachedTokenLimit, rotateToken, showToken, updateToken,
+  type LockedToken, type TokenRow
 } from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { requireNewName } from '../rules/formats/names.ts'
@@ -37,6 +40,9 @@ const VALUE: RedactedReplay = {
   give: async (_app, _request, { id }: { id: string }) => fail('idempotent_secret_unavailable', { id })
 }
 
+// The approximate number of characters of a restriction in a response.
+const CHARACTERS_OF_RESTRICTION = 55
+
 export const tokens: Domain = async (app) => {
   app.get('/organizations/:organization/api-keys', {
     config: { access: 'api-token:read' },
@@ -47,11 +53,20 @@ export const tokens: Domain = async (app) => {
       querystring: NamedListQuery,
       response: { 200: ApiTokenList }
     },
-    handler: async (request) => {
-      const { organization, slices } = principalOf(request)
+    handler: async (request, reply) => {
       const page = pageOf(request.query)
-      const { rows, total } = await listTokens(app.lists, organization.id, slices, page)
-      return { data: rows, meta: pageMeta(page, total, rows.length) }
+      const list = async (pace?: Turn['pace']) => {
+        const { organization, slices } = principalOf(request)
+        const { rows, total } = await listTokens(app.lists, organization.id, slices, page, pace)
+        return { data: rows, meta: pageMeta(page, total, rows.length) }
+      }
+      const isLarge = page.per_page > PAGE_SIZE.maximum &&
+        await areManyRestricted(app.lists, principalOf(request).organization.id)
+      if (!isLarge) return list()
+      const answer = await inTurn(request, ({ pace }) => list(pace))
+      const restrictions = answer.data.reduce((sum, token) => sum + token.restrictions.length, 0)
+      reply.type('application/json; charset=utf-8').serializer(JSON.stringify)
+      return reply.send(await writeIfLarge(answer, restrictions * CHARACTERS_OF_RESTRICTION) as typeof answer)
     }
   })
 

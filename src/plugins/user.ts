@@ -149,14 +149,17 @@ export const user: Domain = async (app) => {
     }
   })
 
-  // A revoked caller gets 401, whether or not the invitation exists.
+  // A revoked caller gets 401, whether or not the invitation exists. A repeat gets the first response, also if the
+  // first request has accepted the invitation meanwhile.
   async function findInviter (
-    { waited }: FastifyRequest, accessToken: number, email: string, id: string
+    { answering, waited }: FastifyRequest, accessToken: number, email: string, id: string
   ): Promise<string> {
     const organizationId = await findInvitingOrganization(app.db, email, id)
     if (organizationId !== undefined) return organizationId
-    await transaction(app.db, (db) => lockAccessToken(db, accessToken), { waited })
-    return fail('not_found')
+    return transaction(app.db, async (db) => {
+      await lockAccessToken(db, accessToken)
+      return fail('not_found')
+    }, { answering, waited })
   }
 }
 

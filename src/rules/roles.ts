@@ -155,17 +155,28 @@ export interface Right { scopes: Scope[], slices: readonly Slice[] | null }
  * the person has them. Each scope is in at most one group.
  */
 export function rightsIn (powers: Powers, teams: readonly TeamRole[]): Right[] {
+  const roles = [...new Set(teams.map(({ role }) => role))]
+  // The parts depend only on which roles give the scope.
+  const parts = new Map<string, { key: string, slices: Slice[] | null } | undefined>()
   const rights = new Map<string, Right>()
   for (const scope of SCOPE_NAMES.filter(isScopeOfProject)) {
-    const parts = partsWith(powers, teams, scope)
-    if (parts?.length === 0) continue
-    const slices = parts === null || parts.some(isWholeProject) ? null : distinct(parts)
-    const key = slices === null ? '' : slices.map(textOf).sort().join(' ')
-    const right = rights.get(key) ?? { scopes: [], slices }
+    const giving = holds(powers, scope) ? 'all' : roles.filter((role) => holdsBy(powers, [{ role }], scope)).join()
+    if (!parts.has(giving)) parts.set(giving, partOf(partsWith(powers, teams, scope)))
+    const part = parts.get(giving)
+    if (part === undefined) continue
+    const right = rights.get(part.key) ?? { scopes: [], slices: part.slices }
     right.scopes.push(scope)
-    rights.set(key, right)
+    rights.set(part.key, right)
   }
   return [...rights.values()]
+}
+
+// The parts without duplicates, and a text that is the same for the same parts; undefined without a part.
+function partOf (parts: Slice[] | null): { key: string, slices: Slice[] | null } | undefined {
+  if (parts?.length === 0) return undefined
+  if (parts === null || parts.some(isWholeProject)) return { key: '', slices: null }
+  const slices = distinct(parts)
+  return { key: slices.map(textOf).sort().join(' '), slices }
 }
 
 /** The powers of a person with this role, if an application or token was granted all scopes. */

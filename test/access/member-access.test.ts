@@ -1,10 +1,11 @@
 // runs: both databases; 10 s
 import t from 'tap'
-import type { Scope } from '../../schemas/scopes.ts'
+import { isScopeOfProject, SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { MAX_ACCESS_PAGE } from '../../schemas/member-access.ts'
 import type { TeamRestriction } from '../../schemas/teams.ts'
 import { ROLES, type Role } from '../../schemas/users.ts'
-import type { Slice } from '../../src/rules/slices.ts'
+import { effectiveScopes, partsWith, rightsIn, type TeamRole } from '../../src/rules/roles.ts'
+import { isWholeProject, textOf, type Slice } from '../../src/rules/slices.ts'
 import { startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { callAs, makePerson, makeTeam, type Person } from '../helpers/people.ts'
@@ -212,6 +213,34 @@ t.test('a change of a role or a team is in the next answer, and a role that does
   await service.sql(`UPDATE team_projects SET role = 'owner' WHERE organization_id = '${o}' AND team_id = '${team}'`)
   t.strictSame((await read()).projects, [], 'nor does the guard accept it')
   t.equal((await (await as(person))('GET', `/${o}/alpha/api/test/secrets`)).status, 403)
+})
+
+t.test('the rights of a member with many teams are the parts of each scope', async (t) => {
+  const one = <T>(values: readonly T[]): T => values[Math.floor(Math.random() * values.length)]!
+  const parts = levels.filter(({ project }) => project === 'alpha').map(({ project, target, environment }) =>
+    sliceOf(project, target, environment))
+  const setOf = (slices: readonly Slice[]) => [...new Set(slices.map(textOf))].sort()
+  for (let n = 0; n < 200; n++) {
+    const granted = one([['*'], ['secret:read', 'target:read'], ['project:update', 'secret:decrypt']] as const)
+    const powers = { scopes: effectiveScopes(granted, one(ROLES)), granted }
+    const teams = Array.from({ length: n % 6 }, (_, i): TeamRole => ({
+      team_id: String(i),
+      project_id: ids.get('alpha')!,
+      project: 'alpha',
+      role: one(ROLES),
+      slices: one([null, [one(parts)], [one(parts), one(parts)], [{ ...one(parts), ...notProduction }]])
+    }))
+    const expected = new Map(SCOPE_NAMES.filter(isScopeOfProject).flatMap((scope) => {
+      const its = partsWith(powers, teams, scope)
+      if (its?.length === 0) return []
+      return [[scope, its === null || its.some(isWholeProject) ? null : setOf(its)] as const]
+    }))
+    const rights = rightsIn(powers, teams)
+    const found = new Map(rights.flatMap(({ scopes, slices }) =>
+      scopes.map((scope) => [scope, slices === null ? null : setOf(slices)] as const)))
+    t.strictSame(found, expected)
+    t.equal(new Set(rights.map(({ slices }) => JSON.stringify(slices && setOf(slices)))).size, rights.length)
+  }
 })
 
 t.test('the projects are in pages', async (t) => {

@@ -2,11 +2,14 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { once } from 'node:events'
 import { request as httpRequest } from 'node:http'
+import { setTimeout as pause } from 'node:timers/promises'
+import type { FastifyRequest } from 'fastify'
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
 import { describeTokens } from '../../src/commands/people/users.ts'
 import { hashToken, parseApiToken } from '../../src/crypto/bearer.ts'
+import { inTurn } from '../../src/http/guard/turns.ts'
 import { revokeGrant } from '../../src/repositories/people/oauth.ts'
 import { setDisabled } from '../../src/repositories/people/users.ts'
 import { ON_CITUS, startApp } from '../helpers/app.ts'
@@ -306,6 +309,55 @@ t.test('what a late body would only read is judged again', async (t) => {
       // A role without the scope gets 403, a level outside of a restriction 404, and any other ended caller 401.
       const expected = who.includes('restricted') ? [404] : who.startsWith('a member whose') ? [200, 403] : [401]
       t.ok(expected.includes(status), `${id} for ${who}: ${status} ${body?.error}`)
+      await undo?.()
+    }
+  }
+})
+
+t.test('a read that waits for its turn is judged again', async (t) => {
+  // Long enough for the way of a request to the queue.
+  const RECHECK = 50
+  const address = await listening(RECHECK)
+  const moment = new Date().toISOString()
+  const turned: Record<string, Row> = {
+    readProjectMatrix: OPERATIONS.readProjectMatrix!,
+    searchNames: OPERATIONS.searchNames!,
+    compareEnvironmentSecrets: { ...OPERATIONS.compareEnvironmentSecrets!, query: `?from=${moment}&to=${moment}&values=true` },
+    readEnvironmentNameHistory: OPERATIONS.readEnvironmentNameHistory!,
+    restoreProject: { ...OPERATIONS.restoreProject!, query: '?dry_run=true' }
+  }
+  const readIn = async (row: Row, token: string, end: () => Promise<unknown>) => {
+    let release = () => {}
+    const other = { principal: { organization: { id: o }, type: 'user', id: 0 }, server: { authorizeAgain: async () => {} } }
+    const held = inTurn(other as unknown as FastifyRequest, () => new Promise<void>((resolve) => { release = resolve }))
+    const { method, url, payload } = requestOf(row, ids)
+    const judged = lookedUp('after', undefined, lastLookup(row, token))
+    const asked = fetch(new URL(url, address), {
+      method,
+      headers: { authorization: `Bearer ${token}`, ...payload && { 'content-type': 'application/json' } },
+      ...payload && { body: JSON.stringify(payload) }
+    })
+    await judged
+    await pause(3 * RECHECK)
+    await end()
+    release()
+    await held
+    const answer = await asked
+    return { status: answer.status, body: await answer.json() as any }
+  }
+  const { token } = await service.token(o, ['*'])
+  for (const [id, row] of Object.entries(turned)) {
+    t.equal((await readIn(row, token, async () => {})).status, 200, `${id} of a caller who may do it`)
+  }
+  for (const [turn, [who, make]] of Object.entries({ ...ENDINGS, ...TEAM_ENDINGS }).entries()) {
+    // These two leave out what is restricted.
+    const possible = Object.keys(turned).filter((id) =>
+      !who.includes('restricted') || !['readProjectMatrix', 'searchNames'].includes(id))
+    for (const id of someOf(possible, turn, possible.length)) {
+      const { token, end, undo } = await make()
+      const { status, body } = await readIn(turned[id]!, token, end)
+      const expected = who.includes('restricted') ? 404 : who.startsWith('a member whose') ? 403 : 401
+      t.equal(status, expected, `${id} for ${who}: ${status} ${body?.error}`)
       await undo?.()
     }
   }

@@ -1,11 +1,13 @@
 // runs: one database
 import { createHash } from 'node:crypto'
 import { crc32 } from 'node:zlib'
+import type { FastifyRequest } from 'fastify'
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
 import { TOKEN_PATTERN, mintApiToken } from '../../src/crypto/bearer.ts'
 import { connect, type Database } from '../../src/db/database.ts'
+import { inTurn } from '../../src/http/guard/turns.ts'
 import { listTokens } from '../../src/repositories/people/tokens.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
 import { coversAll, type Slice } from '../../src/rules/slices.ts'
@@ -652,6 +654,45 @@ const stateOf = async (caller: Caller) => JSON.stringify(await service.sql(
 ))
 const isAlive = async (caller: Caller, token: string) =>
   (await holder(caller, token).call('GET', '/user')).status === 200
+
+t.test('a list of all tokens with many restrictions has the rows of its pages, and waits for its turn', async (t) => {
+  const owner = await service.organization()
+  const o = owner.organization
+  await owner.call('POST', `/${o}/projects`, { name: 'Orbit' })
+  const restrictions: object[] = []
+  for (let i = 0; i < 100; i++) {
+    const { body } = await owner.call('POST', `/${o}/orbit/targets`, { name: `t${i}` })
+    restrictions.push({ project: 'orbit', target: body.data.attributes.slug })
+  }
+  const list = (query = '') => owner.call('GET', `${keysOf(owner)}${query}`)
+  const isHeld = async (query = '') => {
+    let release = () => {}
+    const other = { principal: { organization: { id: o }, type: 'user', id: 0 }, server: { authorizeAgain: async () => {} } }
+    const held = inTurn(other as unknown as FastifyRequest, () => new Promise<void>((resolve) => { release = resolve }))
+    let isAnswered = false
+    const asked = list(query).then((answer) => {
+      isAnswered = true
+      return answer
+    })
+    // As many requests as a list could need, one after the other.
+    for (let i = 0; i < 5; i++) await list('?per_page=100')
+    const isWaiting = !isAnswered
+    release()
+    await held
+    t.equal((await asked).status, 200)
+    return isWaiting
+  }
+  t.notOk(await isHeld(), 'few tokens do not wait')
+  for (let i = 0; i < 120; i++) {
+    t.equal((await create(owner, { abilities: ['secret:read'], restrictions })).status, 201)
+  }
+  const whole = await list()
+  const pages = [...(await list('?per_page=100')).body.data, ...(await list('?per_page=100&page=2')).body.data]
+  t.strictSame([whole.body.data, whole.body.meta.total, whole.body.data[0].restrictions.length], [pages, 121, 100])
+  t.equal(whole.headers['content-type'], 'application/json; charset=utf-8')
+  t.ok(await isHeld(), 'many restrictions wait')
+  t.notOk(await isHeld('?per_page=25'), 'a page does not')
+})
 
 t.test('a token is read, renamed and given another expiry, a member at a time', async (t) => {
   const owner = await service.organization()

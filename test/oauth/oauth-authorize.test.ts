@@ -678,7 +678,7 @@ t.test('an application has 100 grants of a person: one more ends its oldest, wit
   t.equal(made.status, 201)
   const copies = (many: number) => service.write(`INSERT INTO oauth_grants
     (id, user_id, client_id, scopes, expires_at) OVERRIDING SYSTEM VALUE
-    SELECT id + n, user_id, client_id, scopes, expires_at FROM oauth_grants, generate_series(1, ${many}) n
+    SELECT id + 1000 * n, user_id, client_id, scopes, expires_at FROM oauth_grants, generate_series(1, ${many}) n
     WHERE id = ${oldest.grant}`)
   const live = async () => (await service.sql(`SELECT FROM oauth_grants
     WHERE user_id = ${person.id} AND client_id = 'dotenv-cli' AND revoked_at IS NULL`)).length
@@ -705,7 +705,7 @@ t.test('an application has 100 grants of a person: one more ends its oldest, wit
 
   // From before there was a limit.
   await service.sql(`DELETE FROM oauth_grants WHERE user_id = ${person.id} AND id > ${oldest.grant}
-    AND id <= ${oldest.grant} + ${MAX_GRANTS}`)
+    AND id <= ${oldest.grant} + ${1000 * MAX_GRANTS}`)
   await copies(3 * MAX_GRANTS)
   const before = await live()
   await authorize(address, person, {}, one)

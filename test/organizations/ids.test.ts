@@ -1,4 +1,5 @@
-// runs: one database
+// runs: one database; alone
+// Alone, because ids follow the clock of their process, which tests of other files move.
 import t from 'tap'
 import { startApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { OPERATIONS, prepare, send, settle, type World } from '../helpers/operations.ts'

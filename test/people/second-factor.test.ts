@@ -7,7 +7,7 @@ import { formToken, hashToken, mintCredential, mintSecret } from '../../src/cryp
 import { codeAt, findStep, hashRecoveryCode, mintRecoveryCode, stepAt } from '../../src/crypto/second-factor.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../../src/crypto/keyring.ts'
 import { rewrap } from '../../src/commands/keys/rewrap.ts'
-import { resetSecondFactor } from '../../src/commands/people/users.ts'
+import { resetSecondFactor, switchUser } from '../../src/commands/people/users.ts'
 import { transaction } from '../../src/db/database.ts'
 import { makeId } from '../../src/db/rows/ids.ts'
 import { authenticateTable } from '../helpers/macs.ts'
@@ -410,6 +410,50 @@ t.test('a new password, a closed account or a removed factor ends a sign-in that
     t.equal(status, 422)
     t.notOk(isSignedIn(await browser.open('/account')))
   }
+})
+
+t.test('a new password, signing out everywhere and a closed account end a setup that began before', async (t) => {
+  const NEW = 'quite another one'
+  const byLink = async (person: Person) => {
+    const link = mintSecret()
+    await createPasswordLink(db, hashToken(link), person.id)
+    const other = visitor(address)
+    await other.send(formIn(await other.open(`/account/set-password/${link}`)), { password: NEW })
+    person.password = NEW
+  }
+  const signOut = (where: string) => async (person: Person) => {
+    const { browser, page } = await password(person)
+    await browser.send(formTo(page, '/account/sign-out'), { where })
+  }
+  for (const [way, isEnded, end] of [
+    ['a new password', true, byLink],
+    ['signing out everywhere', true, signOut('everywhere')],
+    ['a closed account', true, async ({ email }: Person) => {
+      await switchUser(service.database, email, true)
+      await switchUser(service.database, email, false)
+    }],
+    ['signing out in another browser', false, signOut('here')],
+    ['signing in again', false, async (person: Person) => password(person)]
+  ] as const) {
+    const person = await makePerson(service)
+    const { browser } = await password(person)
+    const shown = await browser.send(formIn(await browser.open('/account/second-factor')), { current: person.password })
+    const [, typed] = /<dt>Key<\/dt><dd><code>([^<]+)</.exec(shown.text)!
+    const secret = Buffer.from(base32.decode(typed!.replaceAll(' ', ''), { strict: false }))
+    await end(person)
+    const { browser: later } = await password(person)
+    const { fields } = formIn(await later.open('/account/second-factor'))
+    const confirmed = await later.send(
+      { action: '/account/second-factor/confirm', fields, buttons: [] }, { code: await codeAt(secret, stepAt(Date.now())) }
+    )
+    t.equal(confirmed.status, isEnded ? 422 : 200, way)
+    t.equal((await findUser(db, person.id))!.second_factor_id === null, isEnded, way)
+  }
+  const { person, factor } = await someone()
+  const { browser, page } = await password(person)
+  await byLink(person)
+  t.ok(asksForCode((await password(person)).page), 'one that is in use stays')
+  t.equal((await browser.send(formIn(page), { code: factor.codes[0]! })).status, 422)
 })
 
 t.test('an application gets all permissions only with a code; a used code and a wrong code allow nothing', async (t) => {

@@ -3,9 +3,11 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
+import { transaction } from '../../src/db/database.ts'
 import { startApp, makeLevel, type Answer, type Caller } from '../helpers/app.ts'
 import { isGivenByTeams, OPERATIONS, prepare, publishedPaths, READS, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
+import { startBeside } from '../helpers/traffic.ts'
 
 // What is repeated with its `Idempotency-Key`, on every route that takes one.
 
@@ -284,6 +286,49 @@ t.test('of 50 repeats at once one takes effect: create, store, restore, delete, 
     t.equal(good.filter((one) => !isReplay(one)).length, 1, path)
     t.same(answers.filter(({ status }) => status >= 300 && status !== 409), [], path)
     t.equal(await eventsOf(caller), before + 1, path)
+  }
+})
+
+t.test('a repeat of an acceptance gets the first answer, also if the invitation has gone meanwhile', async (t) => {
+  const second = await startBeside(t, service)
+  // The embedded database has one instance.
+  if (second === undefined) return
+  const caller = await service.organization()
+  const person = await makePerson(service)
+  const { access } = await issuePair(service, person, ['organization:create'])
+  const invited = await caller.call(
+    'POST', `/organizations/${caller.organization}/members`, { email: person.email, role: 'auditor' }
+  )
+  const { id } = invited.body.data
+  const accept = (key: string, app = service.app, invitation = id) => app.inject({
+    method: 'POST',
+    url: `/api/v1/user/invitations/${invitation}/accept`,
+    headers: { authorization: `Bearer ${access}`, ...keyed(key) }
+  })
+  // The second instance has no connection, until the first one has accepted.
+  let release = () => {}
+  const isReleased = new Promise<void>((resolve) => { release = resolve })
+  const holders = Array.from({ length: 20 }, () => transaction(second.db, () => isReleased).catch(() => {}))
+  const looked = new Promise<void>((resolve) => {
+    const listen = (message: unknown) => {
+      const { phase, text } = message as { phase: string, text: string }
+      if (phase !== 'after' || !/from "members" inner join "idempotency_keys"/.test(text)) return
+      unsubscribe('strongroom:statement', listen)
+      resolve()
+    }
+    subscribe('strongroom:statement', listen)
+  })
+  const repeat = accept('accept', second)
+  await looked
+  const first = await accept('accept')
+  t.strictSame([first.statusCode, first.headers['idempotent-replayed']], [200, undefined])
+  release()
+  const { statusCode, payload, headers } = await repeat
+  t.strictSame([statusCode, payload, headers['idempotent-replayed']], [200, first.payload, 'true'])
+  await Promise.all(holders)
+  for (const app of [service.app, second]) {
+    t.equal((await accept('another', app)).statusCode, 404, 'another key is no repeat')
+    t.equal((await accept('accept', app, id.replace(/.$/, '0'))).json().error, 'idempotency_key_reused')
   }
 })
 

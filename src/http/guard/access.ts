@@ -19,7 +19,7 @@ import { beginPiece } from '../../telemetry/spans.ts'
 import { documentAccess, scopesOf } from './access-document.ts'
 import { principalOf } from '../routes/actor.ts'
 import { addressKey } from '../routes/addresses.ts'
-import { expectNothing, prefetchLevel, namesLevel, requireInside } from './level-lookup.ts'
+import { expectNothing, locate, prefetchLevel, namesLevel, requireInside, requireWhole } from './level-lookup.ts'
 import type { Counters } from '../limits/counters.ts'
 import { isDryRun } from '../repeats/dry-run.ts'
 import { installLimits, LIMITS, replacedBy, type Consume } from '../limits/limits.ts'
@@ -30,7 +30,8 @@ import { waitFor } from '../routes/request-deadline.ts'
 
 const MAX_TOKEN_LENGTH = 512
 
-// If the body arrives later than this, the caller is checked again, because access may have been revoked meanwhile.
+// If the body arrives later than this, or a read waits longer for its turn, the caller is checked again, because access
+// may have been revoked meanwhile.
 const RECHECK_AFTER_MS = 200
 
 /**
@@ -45,6 +46,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
   app.decorateRequest('waited', 0)
   app.decorateRequest('validatedAt', 0)
   app.decorateRequest('byTeams', null)
+  app.decorateRequest('required', null)
 
   app.addHook('onRoute', (route) => {
     documentAccess(route)
@@ -81,6 +83,11 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     if (limit === 'sign_in' && request.limitKey !== from) await consume(limit, from, 0, request, reply)
   })
 
+  const isLate = ({ validatedAt }: FastifyRequest) => performance.now() - validatedAt > recheckAfter
+  app.decorate('authorizeAgain', async (request: FastifyRequest) => {
+    if (isLate(request)) await authorizeAgain(app, request)
+  })
+
   const recordUse = useRecorder(app)
   app.addHook('onRequest', (request, reply, done) => {
     // Public routes without a limit, such as health checks, are not guarded.
@@ -101,7 +108,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
   app.addHook('preValidation', (request, _reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
     // Routes of the documentation are registered before the guard: `validatedAt` is undefined and the comparison false.
-    if (isGuarded && performance.now() - request.validatedAt > recheckAfter) {
+    if (isGuarded && isLate(request)) {
       checkAgain(app, request).then(() => done(), done)
     } else done()
   })
@@ -184,7 +191,20 @@ async function checkAgain (app: FastifyInstance, request: FastifyRequest) {
   }
   request.user = caller.user ?? null
   request.principal = caller.principal ?? null
+  request.validatedAt = performance.now()
   if (request.principal !== null) requireAccess(app, request, request.principal)
+}
+
+// Checks the caller, all scopes that were required so far, and the access to the level again.
+async function authorizeAgain (app: FastifyInstance, request: FastifyRequest) {
+  const { required } = request
+  request.required = null
+  request.at = null
+  await checkAgain(app, request)
+  const isRequired = (need: AnyOf) => request.required?.some((known) => known.join() === need.join())
+  for (const need of required ?? []) if (!isRequired(need)) requireAnyOf(request, need)
+  requireWhole(request)
+  if (namesLevel(request.routeOptions.config.at)) await locate(app, request)
 }
 
 function requireAccess (app: FastifyInstance, request: FastifyRequest, principal: Principal) {
@@ -314,6 +334,7 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
 
 function requireAnyOf (request: FastifyRequest, need: AnyOf) {
   const principal = principalOf(request)
+  request.required = [...request.required ?? [], need]
   if (need.some((scope) => holds(principal, scope))) return
   const teams = teamsThatCount(request, principal)
   if (!meets(principal, teams, need)) {

@@ -73,17 +73,22 @@ export function installLevelLookup (app: FastifyInstance) {
     }
   })
   app.addHook('preHandler', (request, _reply, done) => {
-    const { at, preload, whole } = request.routeOptions.config
+    const { at, preload } = request.routeOptions.config
     requireRules(request)
-    const isOfWhole = at === 'organization' || whole
-    // A team's role applies only to projects, never to the whole organization.
-    const isRestricted = () => principalOf(request).slices.length > 0 || request.byTeams !== null
-    if (isOfWhole && isRestricted()) return done(new HiddenResource())
+    requireWhole(request)
     if (isFoundLater(request)) done()
     else if (namesLevel(at)) locate(app, request).then(() => done(), done)
     else if (preload !== undefined) waitFor(request, preload(request)).then(() => done(), done)
     else done()
   })
+}
+
+/** Ends a request about the whole organization with 404 if the caller may access only parts of the organization. */
+export function requireWhole (request: FastifyRequest) {
+  const { at, whole } = request.routeOptions.config
+  // A team's role applies only to projects, never to the whole organization.
+  const isRestricted = () => principalOf(request).slices.length > 0 || request.byTeams !== null
+  if ((at === 'organization' || whole) && isRestricted()) throw new HiddenResource()
 }
 
 function isFoundLater (request: FastifyRequest): boolean {

@@ -46,14 +46,18 @@ export interface Turn {
 
 /**
  * Runs a read that opens many documents. Waits for its turn: an organization runs one such read at a time, and its
- * callers take turns. Throws WorkOverloaded (503) if a queue is full or the wait is longer than five seconds.
+ * callers take turns. After a wait, checks the caller again. Throws WorkOverloaded (503) if a queue is full or the wait
+ * is longer than five seconds.
  */
 export async function inTurn<T> (request: FastifyRequest, read: (turn: Turn) => Promise<T>): Promise<T> {
   const { organization, type, id } = principalOf(request)
   const began = waitNow()
   return gateOfCaller(`${organization.id} ${type} ${id}`)(async () => {
     const left = TURN_TIMEOUT_MS - (waitNow() - began)
-    return gateOfOrganization(organization.id)(async () => read(turnOf(request)), left)
+    return gateOfOrganization(organization.id)(async () => {
+      await request.server.authorizeAgain(request)
+      return read(turnOf(request))
+    }, left)
   })
 }
 

@@ -120,6 +120,11 @@ declare module 'fastify' {
      * supports `Idempotency-Key`, call this in the transaction of the change, so that repeated requests do not count.
      */
     countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
+    /**
+     * Call this in a handler after a wait. If the caller was checked some time ago, checks again whether the caller may
+     * do this; ends the request if not. `principalOf`, `levelOf` and `slicesOf` may then return other values.
+     */
+    authorizeAgain (request: FastifyRequest): Promise<void>
     /** Counts a sign-in attempt by address if the browser is not a known device of the account; 429 above the limit. */
     countStranger (request: FastifyRequest, reply: FastifyReply): Promise<void>
     /** Re-encrypts histories in the background. */
@@ -147,6 +152,8 @@ declare module 'fastify' {
     isEffectCounted: boolean
     /** The scopes that the caller has only by team roles; null if the caller's own role is enough. */
     byTeams: ByTeams | null
+    /** The scopes that were required so far, each as the list of which one is enough. */
+    required: AnyOf[] | null
     /** Milliseconds that the request has waited for the database (`waitFor`). */
     waited: number
     /** When the guard checked the caller, by `performance.now()`. */

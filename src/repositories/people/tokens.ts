@@ -101,12 +101,22 @@ const SELECTABLE = {
   searched: [sql`${api_tokens.name}`]
 }
 
+// Stored bytes of restrictions, which are often compressed: those of about 20 tokens with 100 restrictions each.
+const MANY_RESTRICTIONS = 64 * 1024
+
+/** Whether the tokens of an organization have so many restrictions that a list of all tokens takes long. */
+export async function areManyRestricted (db: Db, organizationId: string): Promise<boolean> {
+  const [row] = await db.select({ bytes: sql<number>`coalesce(sum(pg_column_size(${api_tokens.slices})), 0)::int` })
+    .from(api_tokens).where(eq(api_tokens.organization_id, organizationId))
+  return row!.bytes > MANY_RESTRICTIONS
+}
+
 /**
  * A page of tokens within the caller's restrictions, by default newest first. Omits rows with a wrong MAC, but counts
- * them in `total`.
+ * them in `total`. Calls `pace` after some rows.
  */
 export async function listTokens (
-  db: Db, organizationId: string, slices: readonly Slice[], page: NamedPageRequest
+  db: Db, organizationId: string, slices: readonly Slice[], page: NamedPageRequest, pace?: Pace
 ): Promise<{ rows: ApiToken[], total: number }> {
   const patterns = patternsOf(page)
   const own = sql`${
@@ -116,9 +126,22 @@ export async function listTokens (
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
     db.select({ ...columns, total }).from(api_tokens).where(own)
       .orderBy(orderOf(page, SELECTABLE, desc(api_tokens.id))).limit(limit).offset(offset))
-  const genuine = rows.filter((row) => isAuthentic(db, 'api_tokens', row))
-  return { rows: await withRestrictions(db, organizationId, genuine), total: all }
+  const genuine: typeof rows = []
+  for (const some of piecesOf(rows)) {
+    const began = performance.now()
+    genuine.push(...some.filter((row) => isAuthentic(db, 'api_tokens', row)))
+    await pace?.(began)
+  }
+  return { rows: await withRestrictions(db, organizationId, genuine, pace), total: all }
 }
+
+/** Yields to the event loop after a step of work that began at this time (`performance.now`). */
+type Pace = (began: number) => Promise<void>
+
+// Tokens to verify or to write in a step.
+const STEP = 20
+const piecesOf = <T>(rows: readonly T[]): T[][] =>
+  Array.from({ length: Math.ceil(rows.length / STEP) }, (_, i) => rows.slice(i * STEP, (i + 1) * STEP))
 
 // The rule of `coversAll` as an SQL condition, so that the check does not block the event loop. A token matches if it
 // has restrictions, and for each of them the environment, target or project is among the caller's restrictions; for one
@@ -377,23 +400,33 @@ export type LockedToken = TokenRow & { is_live: boolean }
 // Restrictions are stored by id and shown by slug. Omits restrictions to deleted levels; a token that has only such
 // restrictions is deleted. Throws TamperedRow if a level has a wrong MAC: without this restriction, the token would
 // look like a token of the whole organization.
-async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
+async function withRestrictions (
+  db: Db, organizationId: string, rows: readonly TokenRow[], pace?: Pace
+): Promise<ApiToken[]> {
   const slugs = await findSlugs(db, organizationId, idsOf(rows.flatMap((row) => row.slices ?? [])))
-  return rows.map((row) => {
-    const { name, token_prefix, token_suffix, abilities, expires_at, last_used_at, created_at, updated_at } = row
-    const { created_by_type: type, created_by_id: by, created_by_name: byName } = row
-    return {
-      id: String(row.id),
-      name,
-      token_prefix,
-      token_suffix,
-      abilities,
-      restrictions: (row.slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
-      expires_at,
-      last_used_at,
-      created_by: type === null || by === null ? null : { type, id: by, name: byName ?? '' },
-      created_at,
-      updated_at
-    }
-  })
+  const shown: ApiToken[] = []
+  for (const some of piecesOf(rows)) {
+    const began = performance.now()
+    shown.push(...some.map((row) => toToken(row, slugs)))
+    await pace?.(began)
+  }
+  return shown
+}
+
+function toToken (row: TokenRow, slugs: ReadonlyMap<string, string>): ApiToken {
+  const { name, token_prefix, token_suffix, abilities, expires_at, last_used_at, created_at, updated_at } = row
+  const { created_by_type: type, created_by_id: by, created_by_name: byName } = row
+  return {
+    id: String(row.id),
+    name,
+    token_prefix,
+    token_suffix,
+    abilities,
+    restrictions: (row.slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
+    expires_at,
+    last_used_at,
+    created_by: type === null || by === null ? null : { type, id: by, name: byName ?? '' },
+    created_at,
+    updated_at
+  }
 }

@@ -15,6 +15,7 @@ import {
   sign_in_devices, sign_in_steps, userColumns, users
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
+import { deletePendingFactor } from './second-factors.ts'
 
 export type User = Pick<typeof users.$inferSelect, keyof typeof userColumns>
 
@@ -126,14 +127,15 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
 }
 
 /**
- * Ends all sessions, remembered browsers, grants and links of a user. With `keepsSessions`, the sessions stay. Returns
- * the API tokens that became invalid.
+ * Ends all sessions, remembered browsers, grants and links of a user, and the setup of a second factor. With
+ * `keepsSessions`, the sessions stay. Returns the API tokens that became invalid.
  */
 export async function endEverything (
   db: Db, id: number, { keepsSessions = false } = {}
 ): Promise<EndedTokens[]> {
   await lockUser(db, id)
   if (!keepsSessions) await deleteInPieces(db, sessions.token_hash, eq(sessions.user_id, id))
+  await deletePendingFactor(db, id)
   await deleteInPieces(db, sign_in_steps.token_hash, eq(sign_in_steps.user_id, id))
   await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
