@@ -7,9 +7,9 @@ import type { MissingToken } from '../../schemas/errors.ts'
 import { mintApiToken } from '../../src/crypto/bearer.ts'
 import { updateOrganization } from '../../src/repositories/levels/organizations.ts'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
-import { makeLevel, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 
-const service = await startApp(t)
+const service = await startIsolatedApp(t)
 const LEVEL = { project: 'orbit', target: 'backend', environment: 'live' }
 const failing = (answer: Answer) => [answer.status, answer.body?.error, Object.keys(answer.body?.errors ?? {})]
 const store = (caller: Caller, plaintext: string) =>
@@ -25,7 +25,7 @@ async function settle (plaintext = 'A=1', on: TestApp = service): Promise<Caller
 }
 
 // Only here requests are counted.
-const limited = await startApp(t, { RATE_LIMIT_API: '200' })
+const limited = await startIsolatedApp(t, { RATE_LIMIT_API: '200' })
 
 const owner = await settle('OWNER=mine')
 const stranger = await settle('STRANGER=theirs')
@@ -299,7 +299,7 @@ t.test('403 names the scope that is missing, in the body and in the challenge', 
 })
 
 t.test('checks run in order: token, organization, limit, status, scope, body, place, retention, key', async (t) => {
-  const app = await startApp(t, { RATE_LIMIT_API: '1' })
+  const app = await startIsolatedApp(t, { RATE_LIMIT_API: '1' })
   const caller = await settleWithin(app)
   const organization = caller.organization
   const [{ next_version }] = await app.sql(

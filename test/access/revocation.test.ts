@@ -9,7 +9,7 @@ import { describeTokens } from '../../src/commands/people/users.ts'
 import { hashToken, parseApiToken } from '../../src/crypto/bearer.ts'
 import { revokeGrant } from '../../src/repositories/people/oauth.ts'
 import { setDisabled } from '../../src/repositories/people/users.ts'
-import { ON_CITUS, startApp } from '../helpers/app.ts'
+import { ON_CITUS, startIsolatedApp } from '../helpers/app.ts'
 import {
   fingerprint, isGivenByTeams, OPERATIONS, prepare, READS, requestOf, settle, type Row
 } from '../helpers/operations.ts'
@@ -20,7 +20,7 @@ import { visitor } from '../helpers/visitor.ts'
 
 // Callers that are revoked during a request: the guard has accepted the headers, and the body arrives later.
 
-const service = await startApp(t)
+const service = await startIsolatedApp(t)
 const { caller: nimbus, ids } = await settle(service, 'ours')
 const o = nimbus.organization
 const rosa = await makePerson(service, { [o]: 'owner' })

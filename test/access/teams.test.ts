@@ -4,10 +4,10 @@ import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { TEAM_LIMITS } from '../../schemas/teams.ts'
 import { ROLES, type Role } from '../../schemas/users.ts'
 import { effectiveScopes, holds, scopesInProject } from '../../src/rules/roles.ts'
-import { makeLevel, startApp, type Answer } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 
-const service = await startApp(t)
+const service = await startIsolatedApp(t)
 const owner = await service.organization()
 const o = owner.organization
 for (const slug of ['orbit', 'comet', 'quasar']) {

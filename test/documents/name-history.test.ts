@@ -3,12 +3,12 @@ import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
 import { random } from '../../src/crypto/primitives.ts'
 import { MAX_OPENED_VERSIONS } from '../../schemas/names.ts'
-import { earlier, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { earlier, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
 // The versions that changed one name.
 
-const test = await startApp(t)
+const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization
 

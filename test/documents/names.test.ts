@@ -3,12 +3,12 @@ import { execFileSync } from 'node:child_process'
 import t, { type Test } from 'tap'
 import { parse } from 'yaml'
 import { READ_TYPE } from '../../schemas/secrets.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
 // Reads of names and values: what a process or a person needs of the documents of a level.
 
-const test = await startApp(t)
+const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization
 

@@ -75,7 +75,7 @@ export interface TestApp {
  *
  * @param as maps the database URL of the owner to the URL that the service connects to
  */
-export async function startApp (
+export async function startIsolatedApp (
   t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK,
   as?: (url: string) => Promise<string>
 ): Promise<TestApp> {

@@ -8,7 +8,7 @@ import { buildApp } from '../../src/app.ts'
 import type { Costs } from '../../src/crypto/costs.ts'
 import { connect, databaseError, DatabaseUnavailable } from '../../src/db/database.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { startApp, type TestApp } from './app.ts'
+import { startIsolatedApp, type TestApp } from './app.ts'
 import { beside } from './statements.ts'
 
 // The embedded database has only one session and one process, so fewer requests are enough.
@@ -109,7 +109,7 @@ export async function startBeside (
  * instances in turn, `sends` has a client for each instance; both repeat requests after 503. `sendOnce` does not.
  */
 export async function startInstances (t: Test, costs?: Costs) {
-  const service = await startApp(t, {}, costs)
+  const service = await startIsolatedApp(t, {}, costs)
   const addresses = [await service.app.listen({ host: '127.0.0.1', port: 0 })]
   const second = await startBeside(t, service)
   if (second !== undefined) {

@@ -1,10 +1,10 @@
 // runs: one database
 import t from 'tap'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { miscounted } from '../helpers/traffic.ts'
 
-const service = await startApp(t)
+const service = await startIsolatedApp(t)
 
 const ULID = /^[0-7][0-9A-HJKMNP-TV-Z]{25}$/
 const MOMENT = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/

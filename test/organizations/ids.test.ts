@@ -1,6 +1,6 @@
 // runs: one database
 import t from 'tap'
-import { startApp, type Answer, type TestApp } from '../helpers/app.ts'
+import { startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { OPERATIONS, prepare, send, settle, type World } from '../helpers/operations.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
@@ -31,7 +31,7 @@ const sequencesOf = async ({ sql }: TestApp) => await sql(`
   WHERE s.relkind = 'S' AND s.relnamespace = 'public'::regnamespace ORDER BY 1`) as { column: string, sequence: string }[]
 
 t.test('each column numbered across the installation is listed with the reason why no tenant sees it', async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const sequences = await sequencesOf(service)
   t.strictSame(sequences.map(({ column }) => column), Object.keys(COUNTED).sort())
   const computed = await service.sql(`SELECT table_name || '.' || column_name AS column FROM information_schema.columns
@@ -95,7 +95,7 @@ function numbersIn (value: unknown, place = ''): [place: string, number: number]
 }
 
 t.test('ids of one organization are the same whatever another one does, or tell a time and nothing else', async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const busy = await service.organization()
   const b = busy.organization
   let made = 0

@@ -3,13 +3,13 @@ import t, { type Test } from 'tap'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
 import type { Slice } from '../../src/rules/slices.ts'
-import { startApp, type Caller } from '../helpers/app.ts'
+import { startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 import { miscounted } from '../helpers/traffic.ts'
 
 // Lists of projects, targets and environments show the newest version, to those who may list the versions there.
 
-const service = await startApp(t)
+const service = await startIsolatedApp(t)
 
 type Change = { version: string, created_at: string, created_by: { id: number, name: string } } | null
 type Call = Caller['call']

@@ -9,13 +9,13 @@ import { connect } from '../../src/db/database.ts'
 import {
   invitation, membershipChanged, membershipInvitation, newLink, passwordChanged, passwordReset
 } from '../../src/mail/messages.ts'
-import { startApp } from '../helpers/app.ts'
+import { startIsolatedApp } from '../helpers/app.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
 t.setTimeout(60_000)
-const service = await startApp(t)
+const service = await startIsolatedApp(t)
 const owner = await service.organization()
 const { organization } = owner
 

@@ -6,7 +6,7 @@ import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { encryption_keys } from '../../src/db/tables.ts'
 import type { NewKey } from '../../src/repositories/keys/encryption-keys.ts'
 import { dataKeyOf, makeServerKey, registerClientKey } from '../../src/vault/keys/keys.ts'
-import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { isUnchanged, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { miscounted } from '../helpers/traffic.ts'
 
@@ -15,7 +15,7 @@ const storageKey = secretKey(random(32))
 
 interface Place { project: string, target?: string, environment?: string }
 
-const test = await startApp(t)
+const test = await startIsolatedApp(t)
 const owner = await test.organization()
 
 t.test('each write records a version with its action, newest first, that holds what was written', async (t) => {
