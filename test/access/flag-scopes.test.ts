@@ -1,10 +1,10 @@
 // runs: both databases
 import t from 'tap'
-import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
+import { makeLevel, startApp } from '../helpers/app.ts'
 
 // A flag of a query has several spellings. Each needs the scope of the flag.
 
-const test = await startIsolatedApp(t)
+const test = await startApp(t)
 const owner = await test.organization()
 const org = owner.organization
 

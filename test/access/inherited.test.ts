@@ -1,12 +1,12 @@
 // runs: both databases
 import t from 'tap'
-import { callWith, earlier, makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
+import { callWith, earlier, makeLevel, startApp, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { callAs, makePerson, makeTeam } from '../helpers/people.ts'
 
 // A restriction with `inherited`: merged reads of the part also use the levels above, and nothing else does.
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 
 const PROJECT = { SHARED: 'of the project', BOTH: 'project', ALL: 'project' }
 const TARGET = { ALL: 'target', OF_TARGET: 'of the target' }

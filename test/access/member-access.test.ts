@@ -5,13 +5,13 @@ import { MAX_ACCESS_PAGE } from '../../schemas/member-access.ts'
 import type { TeamRestriction } from '../../schemas/teams.ts'
 import { ROLES, type Role } from '../../schemas/users.ts'
 import type { Slice } from '../../src/rules/slices.ts'
-import { startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { callAs, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 
 // What an organization reads about the access of a member is what the guard decides for requests of that member.
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 const owner = await service.organization()
 const o = owner.organization
 const pathOf = (person: Pick<Person, 'id'>) => `/organizations/${o}/members/${person.id}/access`

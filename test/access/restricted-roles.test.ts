@@ -5,7 +5,7 @@ import { TEAM_LIMITS, type TeamRestriction } from '../../schemas/teams.ts'
 import type { Role } from '../../schemas/users.ts'
 import { scopesInProject, scopesOfRole } from '../../src/rules/roles.ts'
 import type { Slice } from '../../src/rules/slices.ts'
-import { callWith, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { callWith, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { LONG } from '../helpers/long.ts'
 import { furtherScopes, isGivenByTeams, OPERATIONS, prepare, send, settle, type Row, type World } from '../helpers/operations.ts'
 import { callAs, issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
@@ -13,7 +13,7 @@ import { callAs, issuePair, makePerson, makeTeam, type Person } from '../helpers
 // A role of a team can be restricted to a part of a project. A person with such a role has exactly the access of a
 // token with the same restriction.
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 
 const as = (person: Person, scopes?: readonly Scope[]) => callAs(service, person, scopes)
 

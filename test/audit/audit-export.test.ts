@@ -2,12 +2,12 @@
 import t, { type Test } from 'tap'
 import { EXPORT_COLUMNS, MAX_COUNTED, MAX_DAYS, MAX_EXPORTED } from '../../schemas/audit.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
-import { startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
 // Names of actors in the audit log, its counts per day, and its export.
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 
 interface Event {
   id: string

@@ -4,11 +4,11 @@ import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { systemOf } from '../../src/repositories/audit/audit.ts'
 import { createReadRecorder } from '../../src/vault/documents/write.ts'
-import { makeLevel, ON_CITUS, startIsolatedApp, type Caller } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startApp, type Caller } from '../helpers/app.ts'
 
 // What is remembered of reads. That each operation leaves the events that it declares is in contract.test.ts.
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 const { db, kind } = service.database
 
 const eventsOf = async ({ organization }: Pick<Caller, 'organization'>) => await service.sql(`

@@ -1,9 +1,9 @@
 // runs: both databases
 import t from 'tap'
 import { DAYS_OF_USAGE } from '../../schemas/billing.ts'
-import { startIsolatedApp } from '../helpers/app.ts'
+import { startApp } from '../helpers/app.ts'
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 const DAY = 24 * 60 * 60 * 1000
 const ago = (days: number) => new Date(Date.now() - days * DAY).toISOString().slice(0, 10)
 

@@ -8,7 +8,7 @@ import { codeOf, ERRORS, type ErrorCode } from '../../schemas/errors.ts'
 import { FIRST_ORGANIZATION } from '../../schemas/organizations.ts'
 import type { Scope } from '../../schemas/scopes.ts'
 import { LAST } from '../../src/http/contract/explorer.ts'
-import { startIsolatedApp } from '../helpers/app.ts'
+import { startApp } from '../helpers/app.ts'
 import { operationsIn, ownErrorsOf } from '../helpers/contract.ts'
 
 // Swagger UI as it is served; what a browser makes of it is in `browser`.
@@ -29,16 +29,16 @@ interface Published {
   components: { parameters: Record<string, Parameter>, securitySchemes: object }
 }
 
-const service = await startIsolatedApp(t)
-const below = await startIsolatedApp(t, { PUBLIC_URL: 'https://example.com/base' })
+const service = await startApp(t)
+const below = await startApp(t, { PUBLIC_URL: 'https://example.com/base' })
 const published = parse(readFileSync('openapi.yaml', 'utf8')) as Published
 const operationsOf = ({ paths }: Published) => Object.values(paths).flatMap((item) => Object.values(operationsIn(item)))
 
 t.test('GET / leads a browser to the console or the documentation, and names the addresses to other clients', async (t) => {
   const BROWSER = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8'
-  const without = await startIsolatedApp(t, { DOCS_UI: 'off', CONSOLE: 'off' })
-  const documented = await startIsolatedApp(t, { CONSOLE: 'off', PUBLIC_URL: 'https://example.com/base' })
-  const undocumented = await startIsolatedApp(t, { DOCS_UI: 'off' })
+  const without = await startApp(t, { DOCS_UI: 'off', CONSOLE: 'off' })
+  const documented = await startApp(t, { CONSOLE: 'off', PUBLIC_URL: 'https://example.com/base' })
+  const undocumented = await startApp(t, { DOCS_UI: 'off' })
   const ask = async ({ inject }: typeof service, url: string, accept?: string) => {
     const { status, headers, body } = await inject({ url, headers: { ...(accept !== undefined && { accept }) } })
     return status === 200 ? [status, body] : [status, headers.location]

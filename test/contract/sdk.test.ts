@@ -3,7 +3,7 @@ import { createSecretKey } from 'node:crypto'
 import t, { type Test } from 'tap'
 import { sealBlob, openBlob } from '../../src/crypto/blob.ts'
 import { deriveDataKey } from '../../src/crypto/key-proof.ts'
-import { startIsolatedApp, type Caller } from '../helpers/app.ts'
+import { startApp, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { authorize, CALLBACK, makePerson } from '../helpers/people.ts'
@@ -12,8 +12,8 @@ import { authorize, CALLBACK, makePerson } from '../helpers/people.ts'
 // paths, headers and bodies. Reads the responses as the structs of the SDK do: a field of another type ends the call.
 // Every step succeeds, except the steps that docs/go-sdk.md lists.
 
-const service = await startIsolatedApp(t)
-await service.app.listen({ host: '127.0.0.1', port: 0 })
+const service = await startApp(t)
+await service.listen()
 const owner = await service.organization()
 const o = owner.organization
 

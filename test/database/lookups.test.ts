@@ -4,12 +4,12 @@ import t from 'tap'
 import { mintApiToken } from '../../src/crypto/bearer.ts'
 import { transaction } from '../../src/db/database.ts'
 import { findLevel } from '../../src/repositories/levels/levels.ts'
-import { makeLevel, ON_CITUS, startIsolatedApp, type Caller } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startApp, type Caller } from '../helpers/app.ts'
 
 // Look-ups in one turn of the event loop are one statement. Each caller gets its own result, and never the result of
 // another caller.
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 const CALLERS = 24
 
 /** The statements that something makes the service send. */

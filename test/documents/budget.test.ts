@@ -1,11 +1,11 @@
 // runs: both databases
 import t from 'tap'
-import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
+import { makeLevel, startApp } from '../helpers/app.ts'
 
 // Reads of many documents have a budget of counted work (decision 0091): with documents that take long to parse, a page
 // ends earlier than its limits, and all pages together have everything once.
 
-const test = await startIsolatedApp(t)
+const test = await startApp(t)
 const owner = await test.organization()
 const org = owner.organization
 

@@ -1,9 +1,9 @@
 // runs: both databases
 import t from 'tap'
-import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
-const test = await startIsolatedApp(t)
+const test = await startApp(t)
 const owner = await test.organization()
 const org = owner.organization
 const MERGE = 'application/merge-patch+json'

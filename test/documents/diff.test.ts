@@ -2,12 +2,12 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
-import { earlier, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { earlier, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
 // Comparisons of two versions, two levels or two times.
 
-const test = await startIsolatedApp(t)
+const test = await startApp(t)
 const owner = await test.organization()
 const org = owner.organization
 const SCOPES = ['secret:read', 'secret:decrypt'] as const

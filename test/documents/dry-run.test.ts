@@ -1,13 +1,13 @@
 // runs: both databases
 import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
-import { isUnchanged, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
 // `dry_run=true` of changes: what would change, and nothing does.
 
-const test = await startIsolatedApp(t)
+const test = await startApp(t)
 const CANARY = 'never-in-a-response'
 const DRY = { dry_run: 'true' }
 

@@ -2,7 +2,7 @@
 import { connect, type AddressInfo } from 'node:net'
 import t from 'tap'
 import { BLOB_BYTES } from '../../schemas/shapes.ts'
-import { makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
+import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
 import { rest } from '../helpers/sockets.ts'
 
 t.setTimeout(120_000)
@@ -14,8 +14,8 @@ interface Place { project: string, target: string, environment: string }
 
 /** A service that listens, with a caller and a level for texts of any form. */
 async function serve (env: Record<string, string> = {}) {
-  const service = await startIsolatedApp(t, env)
-  await service.app.listen({ host: '127.0.0.1', port: 0 })
+  const service = await startApp(t, env)
+  await service.listen()
   const { port } = service.app.server.address() as AddressInfo
   const place = async (caller: Caller): Promise<Place> => {
     const { project, target, environment } = await makeLevel(caller, { secret_format: 'text' })

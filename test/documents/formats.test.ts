@@ -3,9 +3,9 @@ import t from 'tap'
 import { makeEtag } from '../../src/crypto/etag.ts'
 import { deriveKey } from '../../src/crypto/primitives.ts'
 import { storageKeyOf } from '../../src/vault/keys/keys.ts'
-import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
+import { makeLevel, startApp } from '../helpers/app.ts'
 
-const test = await startIsolatedApp(t)
+const test = await startApp(t)
 const owner = await test.organization()
 const org = owner.organization
 

@@ -2,13 +2,13 @@
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
-import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
 // The names of a project as rows and its levels as columns.
 
-const test = await startIsolatedApp(t)
+const test = await startApp(t)
 const BOTH = ['secret:read', 'secret:decrypt'] as const
 const CANARY = 'never-in-a-response'
 

@@ -1,13 +1,13 @@
 // runs: both databases
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
-import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
 // The search for a name in the whole organization.
 
-const test = await startIsolatedApp(t)
+const test = await startApp(t)
 const BOTH = ['secret:read', 'secret:decrypt'] as const
 const VALUE = 'never-in-a-response'
 

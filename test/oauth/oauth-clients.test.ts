@@ -2,7 +2,7 @@
 import * as oauth from 'oauth4webapi'
 import * as openid from 'openid-client'
 import t from 'tap'
-import { startIsolatedApp } from '../helpers/app.ts'
+import { startApp } from '../helpers/app.ts'
 import { LONG } from '../helpers/long.ts'
 import { CALLBACK, makePerson } from '../helpers/people.ts'
 import { visitor } from '../helpers/visitor.ts'
@@ -15,8 +15,8 @@ const SCOPE = 'project:read organization:read'
 
 t.setTimeout(240_000)
 
-const service = await startIsolatedApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const service = await startApp(t)
+const address = await service.listen()
 const nimbus = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
 const browser = visitor(address)

@@ -9,15 +9,15 @@ import { ROLES } from '../../schemas/users.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { isRegistrable, redirectMatches } from '../../src/rules/redirects.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
-import { startIsolatedApp } from '../helpers/app.ts'
+import { startApp } from '../helpers/app.ts'
 import { compiledExample, pythonLacks, readDoc } from '../helpers/docs.ts'
 import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, tokensFor } from '../helpers/people.ts'
 import { run, scratchDirectory, type Ended } from '../helpers/process.ts'
 import { visitor } from '../helpers/visitor.ts'
 
 const page = readDoc('docs/oauth.md')
-const service = await startIsolatedApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const service = await startApp(t)
+const address = await service.listen()
 const nimbus = await service.organization()
 const other = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner', [other.organization]: 'auditor' })
@@ -34,7 +34,7 @@ t.test('the page shows the examples as they are', async (t) => {
 
 t.test('OA-91 what the page shows of discovery is what the service answers', async (t) => {
   const shown = JSON.parse(page.block('json')!.replace(', "…"', ''))
-  const public_ = await startIsolatedApp(t, { PUBLIC_URL: shown.issuer })
+  const public_ = await startApp(t, { PUBLIC_URL: shown.issuer })
   const { body } = await public_.inject({ method: 'GET', url: '/.well-known/oauth-authorization-server' })
   t.same(body, { ...shown, scopes_supported: SCOPE_NAMES })
 })

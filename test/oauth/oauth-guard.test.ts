@@ -8,7 +8,7 @@ import { switchClient } from '../../src/commands/people/clients.ts'
 import { mintApiToken, mintCredential } from '../../src/crypto/bearer.ts'
 import { revokeGrant } from '../../src/repositories/people/oauth.ts'
 import { setDisabled } from '../../src/repositories/people/users.ts'
-import { makeLevel, startIsolatedApp, type TestApp } from '../helpers/app.ts'
+import { makeLevel, startApp, type TestApp } from '../helpers/app.ts'
 import {
   authorizationUrl, authorize, issuePair, makePerson, pkce, post, tokensFor, type Person
 } from '../helpers/people.ts'
@@ -16,8 +16,8 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 
 // The API as a protected resource (RFC 6750, RFC 9728), and what a client finds out by itself (RFC 8414).
 
-const service = await startIsolatedApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const service = await startApp(t)
+const address = await service.listen()
 const nimbus = await service.organization()
 const o = nimbus.organization
 await makeLevel(nimbus, { slug: 'orbit' })
@@ -348,8 +348,8 @@ async function answersOf (document: Record<string, unknown>): Promise<[name: str
 
 t.test('OA-91: whatever is advertised is there', async (t) => {
   for (const env of [{}, { DOCS_UI: 'off' }] as Record<string, string>[]) {
-    const other = await startIsolatedApp(t, env)
-    const at = await other.app.listen({ host: '127.0.0.1', port: 0 })
+    const other = await startApp(t, env)
+    const at = await other.listen()
     for (const name of ['oauth-authorization-server', 'oauth-protected-resource']) {
       const { body } = await open(`${at}/.well-known/${name}`)
       for (const [endpoint, status] of await answersOf(body)) {
@@ -362,7 +362,7 @@ t.test('OA-91: whatever is advertised is there', async (t) => {
 })
 
 t.test('OA-90: with CORS_ORIGINS set, discovery stays open to every origin', async (t) => {
-  const other = await startIsolatedApp(t, { CORS_ORIGINS: 'https://app.example' })
+  const other = await startApp(t, { CORS_ORIGINS: 'https://app.example' })
   for (const origin of ['https://app.example', 'https://other.example', 'null']) {
     for (const path of ['/.well-known/oauth-authorization-server', '/.well-known/oauth-protected-resource']) {
       const { status, headers } = await other.inject({ url: path, headers: { origin } })
@@ -382,7 +382,7 @@ t.test('OA-92: an issuer with a path works with and without the path being taken
   probe.close()
   const issuer = `http://127.0.0.1:${port}/base`
   const root = `http://127.0.0.1:${port}`
-  const based = await startIsolatedApp(t, { PUBLIC_URL: issuer })
+  const based = await startApp(t, { PUBLIC_URL: issuer })
   await based.app.listen({ host: '127.0.0.1', port })
   const cirrus = await based.organization()
   const person = await makePerson(based, { [cirrus.organization]: 'owner' })
@@ -460,8 +460,8 @@ t.test('OA-93: no header of the request changes where anything leads', async (t)
   for (const env of [
     {}, { TRUST_PROXY: 'loopback' }, { PUBLIC_URL: 'https://secrets.example.com', TRUST_PROXY: 'loopback' }
   ] as Record<string, string>[]) {
-    const other = await startIsolatedApp(t, env)
-    await other.app.listen({ host: '127.0.0.1', port: 0 })
+    const other = await startApp(t, env)
+    await other.listen()
     const issuer = other.app.issuer()
     const paths = [
       '/.well-known/oauth-authorization-server', '/.well-known/oauth-protected-resource', '/oauth/authorize',

@@ -11,7 +11,7 @@ import { countKey, rememberDevice, takeAttempts } from '../../src/repositories/p
 import { createSession } from '../../src/repositories/people/sessions.ts'
 import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createPasswordLink, changePassword, endEverything, findUser, setDisabled } from '../../src/repositories/people/users.ts'
-import { earlier, startIsolatedApp, type TestApp } from '../helpers/app.ts'
+import { earlier, startApp, startIsolatedApp, type TestApp } from '../helpers/app.ts'
 import { LONG } from '../helpers/long.ts'
 import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, type Person } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
@@ -29,9 +29,9 @@ const FORM = 'application/x-www-form-urlencoded'
 
 t.setTimeout(240_000)
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 const { db } = service.database
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const address = await service.listen()
 const nimbus = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
 await createClient(db, { id: OTHER, name: 'Orbit', redirect_uris: [CALLBACK, WEB] })
@@ -865,7 +865,7 @@ t.test('OA-76: only POST is taken, and what is no request is not called a succes
 })
 
 t.test('OA-41 OA-76: ten requests a minute and address, counted before a body is read or a grant is touched', async (t) => {
-  const limited = await startIsolatedApp(t, { RATE_LIMIT_OAUTH: '10' })
+  const limited = await startApp(t, { RATE_LIMIT_OAUTH: '10' })
   const at = await limited.app.listen({ host: '127.0.0.1', port: 0 })
   const organization = await limited.organization()
   const person = await makePerson(limited, { [organization.organization]: 'owner' })
@@ -931,6 +931,7 @@ t.test('OA-41 OA-76: ten requests a minute and address, counted before a body is
 })
 
 t.test('OA-25 OA-62: what is over is removed when more is made, and what a second use is noticed by stays', async (t) => {
+  // A database of its own: counts the rows of all people.
   const app = await startIsolatedApp(t)
   const { db } = app.database
   const at = await app.app.listen({ host: '127.0.0.1', port: 0 })

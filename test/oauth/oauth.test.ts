@@ -2,12 +2,12 @@
 import t from 'tap'
 import { hashPassword } from '../../src/crypto/passwords.ts'
 import { changePassword, findUser, setDisabled } from '../../src/repositories/people/users.ts'
-import { startIsolatedApp } from '../helpers/app.ts'
+import { startApp } from '../helpers/app.ts'
 import { authorizationUrl, CALLBACK, makePerson, pkce, post, tokensFor } from '../helpers/people.ts'
 import { visitor } from '../helpers/visitor.ts'
 
-const service = await startIsolatedApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const service = await startApp(t)
+const address = await service.listen()
 const nimbus = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
 

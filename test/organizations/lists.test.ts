@@ -1,9 +1,9 @@
 // runs: both databases
 import t, { type Test } from 'tap'
-import { startIsolatedApp, makeLevel, type Caller } from '../helpers/app.ts'
+import { startApp, makeLevel, type Caller } from '../helpers/app.ts'
 import { makePerson, makeTeam, issuePair } from '../helpers/people.ts'
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 const owner = await service.organization()
 const o = owner.organization
 await makeLevel(owner, { slug: 'parent', name: 'zz parent' })

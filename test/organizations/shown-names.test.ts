@@ -9,13 +9,13 @@ import { connect } from '../../src/db/database.ts'
 import {
   invitation, membershipChanged, membershipInvitation, newLink, passwordChanged, passwordReset
 } from '../../src/mail/messages.ts'
-import { startIsolatedApp } from '../helpers/app.ts'
+import { startApp } from '../helpers/app.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
 t.setTimeout(60_000)
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 const owner = await service.organization()
 const { organization } = owner
 
@@ -86,7 +86,7 @@ t.test('an update accepts the stored name, whatever it is, and no other name of 
 })
 
 t.test('a person chooses a name without such characters, and may keep the stored one', async (t) => {
-  const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+  const address = await service.listen()
   const browser = visitor(address)
   const made = await addUser(service.database, address, { email: 'old@nimbus.example', name: 'Old\u009bname' })
   const page = await browser.open(made.link)

@@ -9,7 +9,7 @@ import { switchUser } from '../../src/commands/people/users.ts'
 import { MAX_ENDED } from '../../src/repositories/people/invitations.ts'
 import { createGrant } from '../../src/repositories/people/oauth.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
-import { callWith, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { callWith, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { callAs, crowd, issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
@@ -17,7 +17,7 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 // An invitation ends with the right of its inviter to give it.
 
 const mail = await startMailServer(t)
-const service = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
+const service = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const failing = ({ status, body }: Answer) => [status, body?.error]
 

@@ -7,14 +7,14 @@ import { switchClient } from '../../src/commands/people/clients.ts'
 import { addUser, describeUsers, mailLink, renewLink, switchUser } from '../../src/commands/people/users.ts'
 import { loadConfig } from '../../src/config.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
-import { makeLevel, ON_CITUS, startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { OPERATIONS, send, settle } from '../helpers/operations.ts'
 import { crowd, issuePair, join, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-const service = await startIsolatedApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const service = await startApp(t)
+const address = await service.listen()
 const failing = ({ status, body }: Answer) => [status, body?.error]
 
 const bearer = (token: string, on: TestApp = service) =>
@@ -291,7 +291,7 @@ const withSign = (sign: string, local: string) => [
 
 t.test('mail goes to the very address that an account is found by, or the address is refused', async (t) => {
   const mail = await startMailServer(t)
-  const on = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
+  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
   const { organization: o, call } = await on.organization()
   /** Where mail went, in lower case; what was refused is not there. */
   const invite = async (emails: readonly string[]): Promise<string[]> => {
@@ -447,7 +447,7 @@ t.test('the operator is told which organizations lose their last owner with an a
 })
 
 t.test('additions of people and changes of roles are limited per organization and hour, for all its callers', async (t) => {
-  const limited = await startIsolatedApp(t, { RATE_LIMIT_API: '3' })
+  const limited = await startApp(t, { RATE_LIMIT_API: '3' })
   // Its requests are not what is counted here.
   await limited.sql('UPDATE plans SET api_per_minute = 1000 WHERE name = \'team\'')
   const [caller, other] = [await limited.organization({ plan: 'team' }), await limited.organization({ plan: 'team' })]

@@ -18,7 +18,7 @@ import { createPair } from '../../src/repositories/people/oauth.ts'
 import { useCode } from '../../src/vault/keys/second-factor.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
-import { freshDatabase, startIsolatedApp } from '../helpers/app.ts'
+import { freshDatabase, startApp } from '../helpers/app.ts'
 import {
   authorizationUrl, CALLBACK, giveSecondFactor, issuePair, makePerson, pkce, post, tokensFor, type Person
 } from '../helpers/people.ts'
@@ -28,8 +28,8 @@ import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
 t.setTimeout(120_000)
 
-const service = await startIsolatedApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const service = await startApp(t)
+const address = await service.listen()
 const { db } = service.database
 
 /** The form of a page that leads somewhere. */

@@ -1,9 +1,9 @@
 // runs: one database
 import t, { type Test } from 'tap'
-import { makeLevel, startIsolatedApp, type Answer } from '../helpers/app.ts'
+import { makeLevel, startApp, type Answer } from '../helpers/app.ts'
 import { OPERATIONS, publishedPaths, requestOf, settle } from '../helpers/operations.ts'
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 const world = await settle(service, 'faults')
 const owner = await service.organization()
 await makeLevel(owner)

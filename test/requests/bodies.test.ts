@@ -8,7 +8,7 @@ import { parseJson } from '../../src/rules/documents/json.ts'
 import { readValue } from '../../src/rules/documents/value.ts'
 import { ApiError } from '../../src/rules/errors.ts'
 import { sealBlob } from '../../src/crypto/blob.ts'
-import { makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
+import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { rest } from '../helpers/sockets.ts'
 
@@ -215,7 +215,7 @@ t.test('a slot is released once, however often it is given back, and no owner ge
 })
 
 t.test('no published operation parses a body of many members, and each bounds its own', async (t) => {
-  const service = await startIsolatedApp(t, { BODY_LIMIT: '64KiB' })
+  const service = await startApp(t, { BODY_LIMIT: '64KiB' })
   const caller = await service.organization()
 
   t.test('RL-18 a body of many unknown members is counted, not built', async (t) => {

@@ -5,7 +5,7 @@ import { connect, createServer, type AddressInfo, type Socket } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { hashToken } from '../../src/crypto/bearer.ts'
-import { startIsolatedApp } from '../helpers/app.ts'
+import { startApp } from '../helpers/app.ts'
 import { LONG } from '../helpers/long.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { random, scale, times } from '../helpers/traffic.ts'
@@ -17,8 +17,8 @@ const SEED = 17
 const CLIENTS = 4
 const ROUNDS = LONG ? 20 : scale(3, 2)
 
-const service = await startIsolatedApp(t)
-await service.app.listen({ port: 0, host: '127.0.0.1' })
+const service = await startApp(t)
+await service.listen()
 const { port } = service.app.server.address() as AddressInfo
 
 /** What became of connections: of which part of their bytes was passed on, by which the rest was cut off. */

@@ -1,13 +1,13 @@
 // runs: one database; 20 s
 import t from 'tap'
-import { startIsolatedApp } from '../helpers/app.ts'
+import { startApp } from '../helpers/app.ts'
 import { OPERATIONS, publishedPaths, requestOf, settle, type Row } from '../helpers/operations.ts'
 import { authorizationUrl, pkce } from '../helpers/people.ts'
 
 interface Schema { type?: string, enum?: string[], minLength?: number, pattern?: string, format?: string }
 interface Parameter { name: string, in: string, schema: Schema }
 
-const service = await startIsolatedApp(t, { METRICS_TOKEN: 'm'.repeat(40) })
+const service = await startApp(t, { METRICS_TOKEN: 'm'.repeat(40) })
 const { caller, person, ids } = await settle(service, 'queries')
 
 const operations = Object.values(publishedPaths(service)).flatMap((methods) =>

@@ -3,13 +3,13 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
-import { startIsolatedApp, makeLevel, type Answer, type Caller } from '../helpers/app.ts'
+import { startApp, makeLevel, type Answer, type Caller } from '../helpers/app.ts'
 import { isGivenByTeams, OPERATIONS, prepare, publishedPaths, READS, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
 // What is repeated with its `Idempotency-Key`, on every route that takes one.
 
-const service = await startIsolatedApp(t)
+const service = await startApp(t)
 
 /** Those that ask for no caller: of standards that have no such header, or without any effect. */
 const WITHOUT_CALLER = ['getAccessToken', 'revokeToken', 'sendTelemetry']
@@ -288,7 +288,7 @@ t.test('of 50 repeats at once one takes effect: create, store, restore, delete, 
 })
 
 t.test('repeats at once get the first answer or 409 conflict, and do not count in the limit of the effect', async (t) => {
-  const limited = await startIsolatedApp(t, { RATE_LIMIT_KEY_ROTATION: '3', RATE_LIMIT_API: '3' })
+  const limited = await startApp(t, { RATE_LIMIT_KEY_ROTATION: '3', RATE_LIMIT_API: '3' })
   // Its requests are not what is counted here.
   await limited.sql("UPDATE plans SET api_per_minute = 1000 WHERE name = 'team'")
   const caller = await limited.organization({ plan: 'team' })

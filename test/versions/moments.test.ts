@@ -6,11 +6,11 @@ import { transaction } from '../../src/db/database.ts'
 import { findLevel } from '../../src/repositories/levels/levels.ts'
 import { findDocumentsAt } from '../../src/repositories/secrets/point-in-time.ts'
 import { lockProject } from '../../src/repositories/levels/projects.ts'
-import { ACTIVITY, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { ACTIVITY, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { random } from '../helpers/traffic.ts'
 
-const test = await startIsolatedApp(t)
+const test = await startApp(t)
 const owner = await test.organization()
 
 interface At { project: string, target: string, environment: string }
