@@ -7,6 +7,7 @@ import { effectiveScopes, holds, scopesInProject } from '../../src/rules/roles.t
 import { makeLevel, startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 
+// A database of its own: makes so many projects with SQL that they would slow others down.
 const service = await startIsolatedApp(t)
 const owner = await service.organization()
 const o = owner.organization

@@ -14,6 +14,7 @@ import { freshDatabase, makeLevel, startIsolatedApp, type Answer, type Caller } 
 import { issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { visitor } from '../helpers/visitor.ts'
 
+// A database of its own: takes the database away, and looks at all events.
 const service = await startIsolatedApp(t)
 
 const keysOf = (caller: Caller) => `/organizations/${caller.organization}/api-keys`

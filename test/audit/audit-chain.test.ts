@@ -19,6 +19,7 @@ import { beside } from '../helpers/statements.ts'
 
 // An attacker with the database can change the audit log in any way. Verification finds it, there and in an export.
 
+// A database of its own: forges events, and verifies all chains.
 const service = await startIsolatedApp(t)
 const { database, keyring } = service
 const scratch = scratchDirectory(t)

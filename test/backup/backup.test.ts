@@ -60,6 +60,7 @@ function refused (t: Test, { code, stdout, stderr }: Ended, line: RegExp, status
 
 /** A service in which each table that a backup has is written to, and how to make backups of it. */
 async function startFilled () {
+  // A database of its own: makes a backup of the whole database.
   const service = await startIsolatedApp(t)
   const { caller, ids, person: { access } } = await settle(service, 'kept')
   const { organization: o } = caller

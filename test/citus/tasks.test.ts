@@ -24,6 +24,7 @@ const { nodes: [coordinator] } = await useOwnCitus(t, {
   // A job of Citus that sends commands.
   'citus.distributed_deadlock_detection_factor': '-1'
 })
+// A database of its own: the background workers work on all organizations.
 const service = await startIsolatedApp(t)
 
 interface Command { text: string, node: string }

@@ -49,6 +49,7 @@ interface Operation {
 /** An answer as a route declares it: by its schema, or by a schema for each type. */
 type Answered = TSchema & { content?: Record<string, { schema: TSchema }> }
 
+// A database of its own: compares fingerprints of all tables.
 const service = await startIsolatedApp(t)
 const document = service.app.swagger() as unknown as {
   tags: { name: string }[]

@@ -179,6 +179,7 @@ interface Sent { text: string, prepared: boolean }
 // Once a minute for a token, in the background.
 const ASIDE = /^update "api_tokens" set "last_used_at"/
 
+// A database of its own: counts all statements, and background work of other organizations sends some.
 const service = await startIsolatedApp(t)
 
 /**

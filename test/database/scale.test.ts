@@ -52,6 +52,7 @@ interface Client extends Tx {
 }
 interface Read { table: string, how: string, rows: number }
 
+// A database of its own: fills tables, and counts the rows that statements read.
 const service = await startIsolatedApp(t)
 const { database } = service
 // Plans are looked at on a server; the embedded database has one session, and the same statements.

@@ -5,6 +5,7 @@ import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helper
 import { clientKey } from '../helpers/client.ts'
 import { makeLevels, miscounted, startInstances, times, type Level } from '../helpers/traffic.ts'
 
+// A database of its own: compares the counts of all organizations with their rows.
 const service = await startIsolatedApp(t)
 
 /** What an empty plaintext becomes: initialization vector and tag. */

@@ -156,6 +156,7 @@ t.test('RL-14 a full disk ends the embedded database with 1; the next start has 
 })
 
 t.test('a backup that the disk has no room for ends at once, and says where', { skip: leftOut }, async (t) => {
+  // A database of its own: fills the disk of the database.
   const service = await startIsolatedApp(t)
   await settle(service, 'large')
   // Some 30 MB, which the file system has room for, and the database with its indexes has not.

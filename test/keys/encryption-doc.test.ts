@@ -15,6 +15,7 @@ const known = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
 const KEY_STRING = 'correct horse battery staple, and more'
 
 // The examples refuse a key with fewer iterations than the page asks for.
+// A database of its own: its key derivations have the documented costs.
 const test = await startIsolatedApp(t, {}, COSTS)
 const owner = await test.organization()
 await test.app.listen({ host: '127.0.0.1', port: 0 })

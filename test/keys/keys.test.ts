@@ -13,6 +13,7 @@ import { clientKey } from '../helpers/client.ts'
 // Of keys that are put into the database beside the service.
 const storageKey = secretKey(random(32))
 
+// A database of its own: counts all projects, and all reports of manipulated rows.
 const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization

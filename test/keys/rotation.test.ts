@@ -17,6 +17,7 @@ import { QUICK } from '../helpers/costs.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { patiently } from '../helpers/traffic.ts'
 
+// A database of its own: finds projects by their slugs alone.
 const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization

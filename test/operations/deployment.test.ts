@@ -15,6 +15,7 @@ const METRICS_TOKEN = 'a-token-for-the-metrics-alone'
 const read = (path: string) => readFileSync(path, 'utf8')
 
 /** Every metric that there is. */
+// A database of its own: it shows a whole deployment, also while it ends.
 const service = await startIsolatedApp(t, {
   METRICS_TOKEN, OTEL_EXPORTER_OTLP_ENDPOINT: 'http://127.0.0.1:9', REDIS_URL: 'redis://127.0.0.1:9', LOG_LEVEL: 'silent'
 })

@@ -27,6 +27,7 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 
 // People: what they may do in their organizations through an application, and how they prove who they are.
 
+// A database of its own: looks at all people and sign-in attempts.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const { db } = service.database

@@ -8,6 +8,7 @@ import { fingerprint, OPERATIONS, prepare, publishedPaths, READS, send, settle }
 // ETags of organizations, projects, targets, environments, members and teams, and changes that depend on them. Those
 // of documents are in secrets.test.ts.
 
+// A database of its own: compares fingerprints of all tables.
 const service = await startIsolatedApp(t)
 const caller = await service.organization()
 const o = caller.organization

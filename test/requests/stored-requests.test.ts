@@ -23,6 +23,7 @@ import { command, scratchDirectory } from '../helpers/process.ts'
 
 t.setTimeout(120_000)
 
+// A database of its own: gives organizations fixed slugs, changes the master key, and makes a backup.
 const first = await startIsolatedApp(t)
 const second = await startIsolatedApp(t)
 
