@@ -3,7 +3,7 @@ import { ApiError, type Schemas } from './api.ts'
 import { callLevel, readDocument, requireParsed, storeDocument, titleOf, type Level } from './levels.ts'
 import { ValueField, type At, type Project } from './secrets.tsx'
 import { Act, Changes, Check, Field, Form, messageOf } from './ui.tsx'
-import { compareValues, differencesIn, readValues, shownName, type Comparison, type Format } from './values.ts'
+import { compareValues, differencesIn, readValues, shownName, typedBody, type Comparison, type Format } from './values.ts'
 
 // Import of a text into a level, with a preview of what it adds, changes and removes.
 
@@ -173,12 +173,22 @@ async function planImport (
   if (values === undefined) throw new Error(`The browser cannot read names from this text. ${advice}`)
   const before = keepsOthers ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
   const unset = before.filter((name) => !values.has(name))
-  // An import also replaces objects and lists.
   const body = { set: Object.fromEntries(values), unset, replace: [...values.keys()] }
-  const { dry_run } = (await callLevel('changeSecrets', level, { body, query: { dry_run: true } })).data
-  const found = dry_run!.levels[0]!
-  const store = async () => (await callLevel('changeSecrets', level, { body, etag: found.etag })).etag
-  return { names: found.names, etag: found.etag, ...notes, store }
+  const isTyped = format === 'json' && project.format !== 'env'
+  const typed = isTyped ? { json: typedBody(text, body) } : {}
+  const send = (body: Schemas['ChangeBody'], more: object) => callLevel('changeSecrets', level, { body, ...typed, ...more })
+  const plan = async (body: Schemas['ChangeBody']) => {
+    const { dry_run } = (await send(body, { query: { dry_run: true } })).data
+    const found = dry_run!.levels[0]!
+    const store = async () => (await send(body, { etag: found.etag })).etag
+    return { names: found.names, etag: found.etag, ...notes, store }
+  }
+  if (isTyped) return plan(body)
+  // Texts change no numbers that read the same, but an import also replaces objects and lists.
+  return plan({ ...body, replace: [] }).catch((error: unknown) => {
+    if (error instanceof ApiError && error.status === 422) return plan(body)
+    throw error
+  })
 }
 
 /** The warnings about a text that the browser reads. Throws an error with a sentence if the text is not imported. */

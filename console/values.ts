@@ -1,10 +1,11 @@
 import { emptyEntries } from '../src/rules/documents/entries.ts'
 import { jsonErrorOffset, readJson as readEntries } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
-import type { EnvAssignment } from '../src/rules/documents/env.ts'
-import { changedNumbers } from '../src/rules/documents/json-tree.ts'
-import { envForms, placeOf, type EnvPlace } from '../src/rules/editing/env-forms.ts'
+import { originalOffsets, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
+import { changedNumbers, compactJson, readTypedJson } from '../src/rules/documents/json-tree.ts'
+import { envForms, LINE_REST, placeOf, type EnvPlace } from '../src/rules/editing/env-forms.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
+import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from '../src/rules/editing/splices.ts'
 
 // Values and documents as text: escapes for characters that a text field would change or hide, and documents of
 // client-managed projects, whose names only the browser can read.
@@ -122,9 +123,6 @@ function assignments (text: string): Assignment[] | { line: number } {
   return found
 }
 
-// The rest of the line after a value, as in the service.
-const LINE_REST = /[^\S\n\u2028\u2029]*(?:#.*)?(?:[\n\u2028\u2029]|$)/y
-
 /**
  * A document with one name set, or removed (undefined). All else stays. Throws an error with a sentence for people if
  * the format cannot hold the value.
@@ -132,47 +130,69 @@ const LINE_REST = /[^\S\n\u2028\u2029]*(?:#.*)?(?:[\n\u2028\u2029]|$)/y
 export function changeValue (format: Format, text: string, name: string, value: string | undefined): string {
   const before = readValues(format, text)
   if (before === undefined) throw new Error('This document has no names that the browser can read. Edit it as a whole.')
-  if (format === 'json') return changeJson(text, name, value)
-  const mark = text.startsWith('\ufeff') ? '\ufeff' : ''
-  const source = text.slice(mark.length).replace(/\r\n?/g, '\n')
+  if (format === 'json') return changeJson(text, before, name, value)
+  const document = text.replace(/^\ufeff/, '')
+  const mark = text.slice(0, text.length - document.length)
+  const source = withLineFeeds(document)
   const all = assignments(source)
-  const lineEnd = text.includes('\r\n') ? '\r\n' : '\n'
   const found = Array.isArray(all) ? all.filter((one) => one.name === name) : []
   const place = found.length === 0 ? undefined : placeOf(source, found.at(-1)!)
-  if (before.get(name) === value && !found.some((one) => placeOf(source, one).isAmbiguous)) return text
-  const ways = value === undefined ? [withoutName(source, found)] : withValue(source, place, name, value, lineEnd)
+  if (before.get(name) === value && place?.isAmbiguous !== true) return text
+  const ways = value === undefined ? [withoutName(document, source, found)] : withValue(document, place, name, value)
   for (const changed of ways) {
     const after = readValues(format, changed)
     const others = after && [...after].every(([key, now]) => key === name || before.get(key) === now)
     const size = new Set([...before.keys(), name]).size - Number(value === undefined)
-    if (others && after.get(name) === value && after.size === size) return mark + changed.replace(/\n/g, lineEnd)
+    if (others && after.get(name) === value && after.size === size) return mark + changed
   }
   throw new Error('An .env document cannot hold this name and value. Use a JSON project for it.')
 }
 
-const withoutName = (source: string, found: readonly Assignment[]) => found.reduceRight((text, { from, valueTo }) => {
-  LINE_REST.lastIndex = valueTo
-  return text.slice(0, from) + text.slice(LINE_REST.test(text) ? LINE_REST.lastIndex : valueTo)
-}, source)
-
-/** The text with each way to write the value, the form that most readers read alike first. */
-function withValue (
-  source: string, place: EnvPlace | undefined, name: string, value: string, lineEnd: string
-): string[] {
-  // The line endings of the document are written at the end.
-  const forms = envForms(value, lineEnd, place?.kept(value)).map(({ text }) => text.replace(/\r\n/g, '\n'))
-  const above = source === '' || source.endsWith('\n') ? source : `${source}\n`
-  return forms.map((form) => place === undefined
-    ? `${above}${name}=${form}\n`
-    : source.slice(0, place.from) + place.blank + form + source.slice(place.to))
+/** The document with parts of its text with line feeds alone replaced. */
+function replaced (document: string, parts: readonly Splice[]): string {
+  const offsetOf = originalOffsets(document)
+  return spliced(document, parts.map(({ from, to, text }) => ({ from: offsetOf(from), to: offsetOf(to), text })))
 }
 
-function changeJson (text: string, name: string, value: string | undefined): string {
+function withoutName (document: string, source: string, found: readonly Assignment[]): string {
+  const parts = found.map(({ from, valueTo }) => ({ from, to: endOfMatch(LINE_REST, source, valueTo), text: '' }))
+  return withLines(replaced(document, parts), document, [], '')
+}
+
+/** The document with each way to write the value, the form that most readers read alike first. */
+function withValue (document: string, place: EnvPlace | undefined, name: string, value: string): string[] {
+  const lineEnd = lineEndOf(document)
+  return envForms(value, lineEnd, place?.kept(value)).flatMap(({ text }) => place === undefined
+    // A blank line ends a line `NAME:`, whose value would be the added line.
+    ? [[], ['']].map((above) => withLines(document, document, [...above, `${name}=${text}`], lineEnd))
+    : [replaced(document, [{ from: place.from, to: place.to, text: place.blank + text }])])
+}
+
+/** As in the service: a text that the value reads as changes nothing, and only JSON replaces an object or a list. */
+function changeJson (text: string, before: Values, name: string, value: string | undefined): string {
+  if (before.get(name) === value) return text
   const source = text.replace(/^\ufeff/, '')
-  const [set, removed] = value === undefined ? [[], [name]] : [[[name, { text: JSON.stringify(value) }] as const], []]
-  const plan = { set: new Map(set), removed: new Set(removed) }
-  return text.slice(0, text.length - source.length) +
-    String(jsonEditor(source.trim() === '' ? '' : source, emptyEntries()).edit(plan, 0))
+  const editor = jsonEditor(source.trim() === '' ? '' : source, emptyEntries())
+  const isStructure = /^[[{]/.test(editor.typed?.[name] ?? '')
+  const json = value === undefined ? undefined : isStructure ? structureIn(value) : JSON.stringify(value)
+  const set = new Map(json === undefined ? [] : [[name, { text: json }]])
+  const removed = new Set(json === undefined ? [name] : [])
+  return text.slice(0, text.length - source.length) + String(editor.edit({ set, removed }, 0))
+}
+
+/** The compact JSON of a text that is an object or a list. Throws an error with a sentence for people. */
+function structureIn (text: string): string {
+  if (!isStructured(text)) {
+    throw new Error('The present value is an object or a list. Write JSON, or edit the document as a whole.')
+  }
+  return compactJson(text.trim())
+}
+
+function isStructured (text: string): boolean {
+  try {
+    const value: unknown = JSON.parse(text)
+    return typeof value === 'object' && value !== null
+  } catch { return false }
 }
 
 /** A change of single names. */
@@ -180,14 +200,18 @@ export interface NameChange { set?: Record<string, string>, unset?: string[] }
 
 /** The values with objects and lists for the texts that are one; undefined without such a text. */
 export function typedValues (set: Record<string, string>): Record<string, unknown> | undefined {
-  const typed = Object.entries(set).flatMap(([name, text]) => {
-    try {
-      const value: unknown = JSON.parse(text)
-      const isTyped = typeof value === 'object' && value !== null && changedNumbers(text).length === 0
-      return isTyped ? [[name, value] as const] : []
-    } catch { return [] }
-  })
+  const typed = Object.entries(set).flatMap(([name, text]) =>
+    isStructured(text) && changedNumbers(text).length === 0 ? [[name, JSON.parse(text) as unknown] as const] : [])
   return typed.length === 0 ? undefined : { ...set, ...Object.fromEntries(typed) }
+}
+
+/** The body of a change that sets the members of a JSON text, with their types and all digits of their numbers. */
+export function typedBody (text: string, { unset, replace }: { unset: string[], replace: string[] }): string {
+  const source = text.replace(/^\ufeff/, '')
+  const typed = emptyEntries()
+  if (source.trim() !== '') readTypedJson(source, emptyEntries(), typed)
+  const members = Object.entries(typed).map(([name, json]) => `${JSON.stringify(name)}:${json}`)
+  return `{"set":{${members.join(',')}},${JSON.stringify({ unset, replace }).slice(1)}`
 }
 
 /** The text after a change of single names. Throws an error with a sentence for people. */
@@ -204,6 +228,8 @@ export function changeOf (format: Format, from: string, to: string): NameChange 
   if (before === undefined || after === undefined) return undefined
   const { added, changed, removed } = compareValues(before, after)
   if (added.length + changed.length + removed.length > MAX_CHANGES) return undefined
+  // A change of an object or a list keeps no layout, and the numbers of a request not all digits.
+  if (format === 'json' && changed.some((name) => isStructured(before.get(name)!))) return undefined
   const set = Object.fromEntries([...after].filter(([name]) => added.includes(name) || changed.includes(name)))
   try {
     return changeValues(format, from, { set, unset: removed }) === to ? { set, unset: removed } : undefined

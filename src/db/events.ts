@@ -42,6 +42,14 @@ export const eventRow = (
 /** The end of a chain: number and chain key of the next event (null: the first key), and the MAC of the last event. */
 export interface Head { next_event: number, event_head: Buffer | null, chain_kid: string | null }
 
+/** The end of a chain after a commit of this process. */
+export interface KnownEnd {
+  head: Head
+  at: Date
+  /** Whether no other process had appended an event since the commit before. */
+  isOwn: boolean
+}
+
 /** The action of the event that ends the use of a chain key. Its `resource_id` is the id of the next key. */
 export const HAND_OVER = 'chain-key.rotate' satisfies EventName
 
@@ -56,6 +64,11 @@ export type ChainedEvent = Omit<EventRow, 'action' | 'occurred_at'> &
  * anchor is a log line with the end of a chain, by which a truncated chain is detected (vault/audit/anchors.ts).
  */
 export interface EventChain {
+  /** The ends of chains after the last commits of this process, of up to 10,000 organizations. */
+  readonly knownEnds: {
+    get (organizationId: string): KnownEnd | undefined
+    set (organizationId: string, end: KnownEnd): unknown
+  }
   /** The id of the first chain key, which all chains share. */
   readonly kid: string
   /** Whether a chain key is loaded. Always true for null, the first key. */

@@ -169,6 +169,37 @@ t.test('the browser writes values into .env documents as the service does', asyn
   t.strictSame(wrong.slice(0, 10), [], `${wrong.length} differ`)
 })
 
+t.test('the browser keeps the line ends and types that a change does not name', async (t) => {
+  const { changeValue } = await load('values.ts')
+  for (const [before, name, value, after] of [
+    ['A=1\nB=2\r\nC=3\n', 'A', 'x', 'A=x\nB=2\r\nC=3\n'],
+    ['A=1\r\nB="l1\nl2"\nC=3\r\n', 'C', undefined, 'A=1\r\nB="l1\nl2"\n'],
+    ['A=1\r\nB=2\n', 'D', '4', 'A=1\r\nB=2\nD=4\n'],
+    ['A=1\rB=2\r', 'A', 'x', 'A=x\rB=2\r'],
+    ['A=1\nB=2', 'B', 'x', 'A=1\nB=x'],
+    ['A=1\nB=2', 'C', '3', 'A=1\nB=2\nC=3'],
+    ['A:\n', 'C', '3', 'A:\n\nC=3\n']
+  ] as const) t.equal(changeValue('env', before, name, value), after, JSON.stringify(before))
+  const json = '{"n": 1.0, "t": true, "z": null, "e": "\\u0041", "o": {"a": [1]}, "l": [ 1, 2 ]}'
+  for (const [name, value] of [['n', '1.0'], ['t', 'true'], ['z', ''], ['e', 'A'], ['o', '{"a":[1]}'], ['l', '[1,2]']] as const) {
+    t.equal(changeValue('json', json, name, value), json, `${name} already reads as ${value}`)
+  }
+  t.equal(changeValue('json', json, 'n', '2'), json.replace('1.0', '"2"'))
+  t.equal(changeValue('json', json, 'o', ' {"a": 12345678901234567890} '), json.replace('{"a": [1]}', '{"a":12345678901234567890}'))
+  for (const text of ['text', '', '12', '"x"', '{"a": 1', 'null']) {
+    for (const name of ['o', 'l']) t.throws(() => changeValue('json', json, name, text), /is an object or a list/, text)
+  }
+  t.equal(changeValue('json', json, 't', '{}'), json.replace('true', '"{}"'), 'a text stays a text elsewhere')
+})
+
+t.test('an import of JSON into single names keeps types and digits', async (t) => {
+  const { typedBody } = await load('values.ts')
+  for (const [text, set] of [
+    ['{"A": 12345678901234567890, "B": {"c": [true, null, 1.0]}}\n', '{"A":12345678901234567890,"B":{"c":[true,null,1.0]}}'],
+    ['\ufeff{"A": "x", "B": {"c": 1, "c": 2}, "A": "y"}', '{"A":"y","B":{"c":2}}'], ['', '{}'], [' \n', '{}']
+  ] as const) t.equal(typedBody(text, { unset: ['C'], replace: ['A'] }), `{"set":${set},"unset":["C"],"replace":["A"]}`)
+})
+
 t.test('the first error of a text has the place that the service names', async (t) => {
   const { problemIn } = await load('values.ts')
   for (const [format, text] of [
@@ -195,6 +226,7 @@ t.test('an edited document is a change of names if nothing else differs', async 
   t.equal(changeOf('yaml', 'A: 1\n', 'A: 2\n'), undefined)
   t.strictSame(changeOf('json', '{\n  "A": "1"\n}\n', '{\n  "A": "2"\n}\n'), { set: { A: '2' }, unset: [] })
   t.equal(changeOf('json', '{\n  "A": 1\n}\n', '{\n  "A": 2\n}\n'), undefined, 'a number')
+  t.equal(changeOf('json', '{"A":{"b":1}}', '{"A":{"b":2}}'), undefined, 'an object')
   const many = Array.from({ length: 21 }, (_, i) => `N${i}=1\n`).join('')
   t.equal(changeOf('env', '', many), undefined)
 })

@@ -840,6 +840,28 @@ t.test('an import shows concurrent changes, and says how to keep names in a YAML
   await page.locator('.preview').getByText('Adds 1').waitFor()
 })
 
+t.test('an import of JSON that keeps names keeps types, and texts of an import change no equal number', { skip }, async (t) => {
+  const { page, nimbus } = await withCanary(t)
+  const document = async () => (await nimbus.call('GET', '/nimbus/shop/secrets?decrypt=true')).body.data.attributes.levels.project.content
+  await nimbus.call('POST', '/nimbus/secrets/store', { project: 'shop', plaintext: '{"PORT": 8080, "A": [1], "KEPT": true}' })
+  const importing = async (text: string, format = 'json') => {
+    await page.reload()
+    await unfold(page, 'Import a text')
+    await page.getByLabel('Format of the text').selectOption(format)
+    await page.getByLabel('Keep the names').check()
+    await page.getByLabel('Text to import').fill(text)
+    await button(page, 'Preview').click()
+    await button(page, 'Import').click()
+    await said(page, 'Imported into shop.')
+  }
+  await importing('{"ID": 12345678901234567890, "A": {"b": [1.0, null]}, "KEPT": true}')
+  t.equal(await document(), '{"PORT": 8080, "A": {"b":[1.0,null]}, "KEPT": true, "ID": 12345678901234567890}')
+  await importing('PORT=8080\nKEPT=false\n', 'env')
+  t.equal(await document(), '{"PORT": 8080, "A": {"b":[1.0,null]}, "KEPT": "false", "ID": 12345678901234567890}')
+  await importing('A=text\n', 'env')
+  t.equal(await document(), '{"PORT": 8080, "A": "text", "KEPT": "false", "ID": 12345678901234567890}')
+})
+
 t.test('a text with an invalid escape is neither imported nor a project', { skip }, async (t) => {
   const { page, nimbus, operations } = await withCanary(t)
   await unfold(page, 'Import a text')

@@ -9,9 +9,9 @@ import { OPERATIONS, OTHER_OPERATIONS, prepare, send, settle } from '../helpers/
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
 // The number of statements of each operation, which is its cost: the caller and the level are a statement each, shared
-// with concurrent requests. A commit is one, and a begin one more, which these numbers leave out; what a change does
-// in its transaction is each on its own, its event two: one that learns where the chain ends, and one that goes on
-// from there.
+// with concurrent requests. A commit is one, and a begin one more, which these numbers leave out. A change locks the
+// end of the chain and moves it, with its event, in two statements. The event of a read is one statement, because the
+// process knows the end of the chain from the request before.
 
 const STATEMENTS: Record<string, number> = {
   getHealth: 0,
@@ -43,35 +43,35 @@ const STATEMENTS: Record<string, number> = {
   readTargetSecretsLongPath: 2,
   readEnvironmentSecrets: 2,
   readEnvironmentSecretsLongPath: 2,
-  readProjectNames: 5,
-  readTargetNames: 5,
-  readEnvironmentNames: 5,
+  readProjectNames: 3,
+  readTargetNames: 3,
+  readEnvironmentNames: 3,
   changeProjectSecrets: 8,
   changeTargetSecrets: 8,
   changeEnvironmentSecrets: 8,
-  compareProjectSecrets: 6,
-  compareTargetSecrets: 6,
-  compareEnvironmentSecrets: 6,
+  compareProjectSecrets: 4,
+  compareTargetSecrets: 4,
+  compareEnvironmentSecrets: 4,
   // Without a document, no versions are read.
-  readProjectNameHistory: 5,
-  readTargetNameHistory: 5,
-  readEnvironmentNameHistory: 6,
-  readProjectValues: 5,
-  readTargetValues: 5,
-  readEnvironmentValues: 5,
-  searchNames: 7,
-  readProjectMatrix: 7,
-  retrieveSecrets: 5,
+  readProjectNameHistory: 3,
+  readTargetNameHistory: 3,
+  readEnvironmentNameHistory: 4,
+  readProjectValues: 3,
+  readTargetValues: 3,
+  readEnvironmentValues: 3,
+  searchNames: 5,
+  readProjectMatrix: 5,
+  retrieveSecrets: 3,
   retrieveSecretsLongPath: 2,
-  getEncryptionKey: 5,
-  listEncryptionKeys: 7,
+  getEncryptionKey: 3,
+  listEncryptionKeys: 5,
   rotateEncryptionKey: 3,
-  listPendingVersions: 8,
+  listPendingVersions: 6,
   reEncryptHistory: 13,
   rotateClientKeys: 4,
   storeSecrets: 7,
   listVersions: 3,
-  getVersion: 5,
+  getVersion: 3,
   restoreVersion: 9,
   restoreProject: 3,
   deleteVersion: 11,
@@ -246,7 +246,7 @@ t.test('each operation sends the listed number of statements, all prepared: a re
   }
 })
 
-t.test('a repeat waits once for a level in a path, twice in a body, +1 for a list, +4 for a transaction', { skip }, async (t) => {
+t.test('a repeat waits once for a level in a path, twice in a body, +1 for a list, +1 to decrypt', { skip }, async (t) => {
   const caller = await service.organization()
   const level = await makeLevel(caller)
   const path = `/${caller.organization}/${level.project}/${level.target}/${level.environment}/secrets`
@@ -254,7 +254,7 @@ t.test('a repeat waits once for a level in a path, twice in a body, +1 for a lis
   const asked = {
     store: { request: store, statements: 7, waits: 5 },
     read: { request: ['GET', path], statements: 2, waits: 1 },
-    decrypt: { request: ['GET', `${path}?decrypt=true`], statements: 5, waits: 5 },
+    decrypt: { request: ['GET', `${path}?decrypt=true`], statements: 3, waits: 2 },
     versions: { request: ['POST', `/${caller.organization}/secrets/versions`, level], statements: 3, waits: 3 },
     environments: {
       request: ['GET', `/${caller.organization}/${level.project}/${level.target}/environments`], statements: 3, waits: 2

@@ -191,3 +191,18 @@ t.test('yaml: a merge patch is refused only if it changes a value that a remaini
   ] as const) t.match(patched('yaml', text, patch), { text: expected }, patch)
   t.match(patched('yaml', 'a: &a\n  x: 1\nb: *a\n', '{"a": {"y": 2}}'), { refused: 'anchored', name: 'a' })
 })
+
+t.test('yaml: members are merged into the mapping that an alias refers to', async (t) => {
+  for (const [before, patch, after] of [
+    ['a: &x {y: 2}\nb: *x # c\n', '{"b": {"z": 1}}', 'a: &x {y: 2}\nb: {"y":2,"z":1} # c\n'],
+    ['a: &x {y: 2}\nb: *x\n', '{"b": {"y": 2}}', 'a: &x {y: 2}\nb: *x\n'],
+    ['a: &x\n  y: 0x1F\n  z: [.inf, 1.10]\nb:\n  c: *x\n  d: 1\n', '{"b": {"c": {"y": null, "e": "it\'s"}}}',
+      'a: &x\n  y: 0x1F\n  z: [.inf, 1.10]\nb:\n  c: {"z":[.inf,1.10],"e":"it\'s"}\n  d: 1\n'],
+    ['a: &x {y: {q: 1}}\nb: {k: *x}\n', '{"b": {"k": {"y": {"q": null, "r": true}}}}', 'a: &x {y: {q: 1}}\nb: {k: {"y":{"r":true}}}\n'],
+    ['a: &x [1]\nb: *x\n', '{"b": {"z": 1}}', 'a: &x [1]\nb: {"z":1}\n'],
+    ['a: &x {y: 2}\nb: *x\n', '{"b": {"y": null}, "c": true}', 'a: &x {y: 2}\nb: {}\nc: true\n']
+  ] as const) {
+    const result = patched('yaml', before, patch)
+    t.equal('text' in result ? result.text : JSON.stringify(result), after)
+  }
+})

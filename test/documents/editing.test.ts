@@ -56,8 +56,23 @@ t.test('env: a changed value is replaced in its quotes, and every other byte sta
     ["A='abc\\'\nB=1\n", { B: "it'" }, [], 'A=\'abc\\\'\nB="it\'"\n', 'a quote that would end an earlier value is written otherwise'],
     ['A=1\rB=2\r', { A: '3' }, ['B'], 'A=3\r'],
     ['A=1 # c\u2028B=2\n', {}, ['A'], 'B=2\n'],
-    ['A=1 # c\u2028B=2\n', {}, ['A', 'B'], '']
+    ['A=1 # c\u2028B=2\n', {}, ['A', 'B'], ''],
+    ['A=old#\u2028#old\u2029 # n\nB=2\n', {}, ['A'], 'B=2\n']
   ])
+})
+
+t.test('env: a line separator of JavaScript ends no line for other readers', async (t) => {
+  for (const [before, after] of [
+    ['A=old#\u2028#old\n', 'A=new\n'],
+    ['A=old#\u2028\u2029\u2028', 'A=new'],
+    ['A=old\u2028\n', 'A=new\n'],
+    ["A='old'#\u2028#old # note\n", "A='new' # note\n"],
+    ['A=old#\u2028B=2\n', 'A=new\u2028B=2\n'],
+    ['A=old # note\u2028B=2\n', 'A=new # note\u2028B=2\n']
+  ] as const) {
+    const changed = changeNames('env', before, { set: texts([['A', 'new']]), unset: [], replace: null })
+    t.equal('text' in changed && changed.text, after, JSON.stringify(before))
+  }
 })
 
 t.test('env: a changed value leaves nothing of the old value for any reader', async (t) => {
@@ -265,6 +280,11 @@ t.test('yaml: a removed name goes with its lines and the comment behind it; the 
     ['a: 1', {}, ['a'], ''],
     ['---\na: 1', {}, ['a'], '---'],
     ['--- !!map\na: 1\n', {}, ['a'], '--- !!map\n{}\n', 'a tagged mapping stays one'],
+    ['  a:\n    !!str x\n  b: 1\n', { a: 'z' }, [], '  a:\n     z\n  b: 1\n', 'a tag on its own line'],
+    ['  a:\n    !!null "" # c\n  b: 1\n', { a: 'y' }, [], '  a:\n     "y" # c\n  b: 1\n'],
+    ['  a:\n    !!str &x y\n  b: 1\n', { a: 'z' }, [], '  a:\n     &x z\n  b: 1\n'],
+    ['  a:\n    &x !!str y\n  b: 1\n', { a: 'z' }, [], '  a:\n    &x z\n  b: 1\n'],
+    ['  a: !!str\n    y\n  b: 1\n', { a: 'z' }, [], '  a:\n    z\n  b: 1\n'],
     ['{a: 1, b: 2, c: 3}', {}, ['a'], '{b: 2, c: 3}'],
     ['{a: 1, b: 2, c: 3}', {}, ['b', 'c'], '{a: 1}'],
     ['{a: 1, b: 2,}', {}, ['b'], '{a: 1,}'],

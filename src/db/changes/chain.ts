@@ -41,6 +41,8 @@ export interface Counter {
   readonly plan: Plan
   /** Whether the chain key is loaded. Without the key, no event can be recorded. */
   readonly hasKey: boolean
+  /** The end of the chain when the counter was locked. */
+  readonly found: Head
   /** The callers that were validated under this lock, as JSON. */
   readonly live: Set<string>
 }
@@ -118,6 +120,7 @@ export async function lockCounters (
     next_version: Number(row.next_version),
     stored_bytes: Number(row.stored_bytes),
     head: headOf(row),
+    found: headOf(row),
     at: new Date(row.at),
     is_closed: row.is_closed,
     status: row.status,
@@ -207,6 +210,34 @@ const append = preparedChanges<{ counters: string, events: string }>('append_eve
   ]
 }))
 
+/** The end of a chain to which events are appended. `linkEvents` moves the head. */
+export type ChainEnd = Pick<Counter, 'organization_id' | 'head' | 'at' | 'hasKey'>
+
+/**
+ * Gives events their numbers and MACs, moves the ends of their chains, and returns the events for `insertEvents` with
+ * the moved ends. Throws TamperedRow if a chain key is not loaded.
+ */
+export function linkEvents<E extends ChainEnd> (db: Db, ends: ReadonlyMap<string, E>, rows: readonly EventRow[]) {
+  const chain = chainOf(db)
+  const moved = new Set<E>()
+  const events = rows.map((row) => {
+    const end = ends.get(row.organization_id)
+    if (end?.hasKey !== true) return tampered()
+    const { next_event: seq, event_head, chain_kid } = end.head
+    const occurred_at = row.occurred_at === undefined ? end.at : new Date(row.occurred_at)
+    const event = { ...row, seq, occurred_at, chain_kid: chain_kid ?? chain.kid }
+    const mac = chain.mac(event, event_head)
+    end.head = {
+      next_event: seq + 1, event_head: mac, chain_kid: row.action === HAND_OVER ? row.resource_id : chain_kid
+    }
+    moved.add(end)
+    return Object.assign(event, { mac: mac.toString('hex') })
+  })
+  // Harmless before the commit: an anchor that is written too early covers the chain only up to its previous end.
+  for (const { organization_id, head } of moved) chain.recorded(organization_id, head)
+  return { events, moved: [...moved] }
+}
+
 /**
  * Inserts events and updates the locked counters: on PostgreSQL in one statement, which is sent synchronously. Throws
  * TamperedRow if a chain key is not loaded.
@@ -214,24 +245,8 @@ const append = preparedChanges<{ counters: string, events: string }>('append_eve
 export async function appendEvents (
   db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[]
 ): Promise<void> {
-  const chain = chainOf(db)
-  const moved = new Set<Counter>()
-  const events = rows.map((row) => {
-    const counter = locked.get(row.organization_id)
-    if (counter?.hasKey !== true) return tampered()
-    const { next_event: seq, event_head, chain_kid } = counter.head
-    const occurred_at = row.occurred_at === undefined ? counter.at : new Date(row.occurred_at)
-    const event = { ...row, seq, occurred_at, chain_kid: chain_kid ?? chain.kid }
-    const mac = chain.mac(event, event_head)
-    counter.head = {
-      next_event: seq + 1, event_head: mac, chain_kid: row.action === HAND_OVER ? row.resource_id : chain_kid
-    }
-    moved.add(counter)
-    return Object.assign(event, { mac: mac.toString('hex') })
-  })
-  const ends = [...moved].map(({ organization_id, next_version, stored_bytes, head, at: last_at }) => {
-    // Harmless before the commit: an anchor that is written too early covers the chain only up to its previous end.
-    chain.recorded(organization_id, head)
+  const { events, moved } = linkEvents(db, locked, rows)
+  const ends = moved.map(({ organization_id, next_version, stored_bytes, head, at: last_at }) => {
     const { next_event, event_head } = head
     return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes, last_at }
   })

@@ -1,6 +1,7 @@
 import { findAuthority, setAuthority } from '../rows/authority.ts'
 import { RowLocked, type Caller } from '../callers/caller.ts'
-import { counterOf, openChange } from './chain.ts'
+import { counterOf, openChange, type Counter } from './chain.ts'
+import { rememberEnds } from './known-ends.ts'
 import { databaseError, DatabaseUnavailable, isLockTimeout, isLostTransaction, LOCK_TIMEOUT } from '../postgres/errors.ts'
 import { DEADLINE, spending } from '../postgres/guard.ts'
 import type { Db } from '../postgres/handle.ts'
@@ -97,6 +98,7 @@ export async function pauseUntil (until: number): Promise<void> {
 async function begin<T> (
   db: Db, fn: (db: Db) => Promise<T>, { organization_id, answering, caller }: Asking, resolve: (result: T) => void
 ): Promise<void> {
+  let counter: Counter | undefined
   const over = db.transaction(async (tx) => {
     setAuthority(tx, findAuthority(db))
     let result: T
@@ -107,9 +109,13 @@ async function begin<T> (
     } catch (error) {
       throw counterOf(tx) !== undefined && isLockTimeout(error) ? new RowLocked() : error
     }
+    counter = counterOf(tx)
     if (answering == null) return result
     resolve(result)
     await answering.keep(tx)
+    return result
+  }).then((result) => {
+    if (counter !== undefined) rememberEnds(db, [counter])
     return result
   })
   if (answering != null) {

@@ -22,6 +22,8 @@ export interface YamlSource {
   document?: Document.Parsed
   /** The node that each alias refers to. */
   targets?: ReadonlyMap<Alias, unknown>
+  /** The compact JSON of a node, with the numbers as they are spelled. */
+  typedOf?: (node: unknown) => string
   /** Where the content ends: before the line `...`, or at the end of the text. */
   end?: number
 }
@@ -46,12 +48,13 @@ export function readYaml (
   visit(document, { Alias: (_, alias) => aliases.push(alias) > YAML_ALIASES ? visit.BREAK : undefined })
   if (aliases.length > YAML_ALIASES) throw beyond(aliases.at(-1), `${YAML_ALIASES} aliases`)
   const targets = targetsOf(document, aliases.length)
-  if (found) Object.assign(found, { document, targets })
+  const allowance = YAML_OUTPUT + 4 * text.length
+  const typedOf = (node: unknown) => yamlWriter(targets, allowance, typedText).write(node)
+  if (found) Object.assign(found, { document, targets, typedOf } satisfies YamlSource)
 
   const { contents } = document
   if (contents === null || (isScalar(contents) && contents.source === '' && contents.tag === undefined)) return
   if (!isMap(contents)) throw new UnreadableDocument(0, 'not_a_mapping')
-  const allowance = YAML_OUTPUT + 4 * text.length
   const { write, spend, isRespelled } = yamlWriter(targets, allowance, jsonText)
   const typedWriter = typed && yamlWriter(targets, allowance, typedText)
   for (const [name, value] of pairs(contents.items)) {

@@ -25,7 +25,14 @@ export interface EnvPlace {
   blank: string
 }
 
-const REST_OF_LINE = /.*/y
+// To dotenv, a line also ends at U+2028 and U+2029; other readers read on. So what follows there belongs to the line,
+// unless dotenv finds an assignment in it.
+const NO_ASSIGNMENT = String.raw`(?:[\u2028\u2029][^\S\n\u2028\u2029]*(?:#.*)?)*(?=\n|$)`
+const REST_OF_LINE = new RegExp(`.*${NO_ASSIGNMENT}|.*`, 'y')
+/** What a removal of a name removes after its value: blanks, a comment and the line ending. */
+export const LINE_REST = new RegExp(
+  String.raw`[^\S\n\u2028\u2029]*(?:#.*)?(?:${NO_ASSIGNMENT}(?:\n|$)|[\n\u2028\u2029]|$)`, 'y'
+)
 // The rest of a line if it is no part of the value for any common reader: blanks, or a comment after a blank.
 const NO_VALUE = /^[ \t]*(?:[ \t]#|$)/
 // A comment that all common readers find after a value without quotes: Compose needs a space before its `#`, and

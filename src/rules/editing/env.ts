@@ -3,7 +3,7 @@ import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from '../
 import { mergedJson } from '../documents/json-tree.ts'
 import { jsonValue } from '../documents/json.ts'
 import { readDocument } from '../documents/read.ts'
-import { envForms, placeOf, type EnvForm } from './env-forms.ts'
+import { envForms, LINE_REST, placeOf, type EnvForm } from './env-forms.ts'
 import type { Editor, Plan, Refusal } from './plan.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from './splices.ts'
 
@@ -25,9 +25,6 @@ const ATTEMPTS: readonly Choose[] = [
 const NAME = /^[\w.-]+$/
 // UTF-8 has no lone surrogates, and no environment variable can have a NUL.
 const NOT_IN_ENV = /\0|\p{Surrogate}/u
-// The rest of the line after a value: blanks, a comment and the line ending. Like dotenv's `$`, a comment ends at any
-// line terminator of JavaScript.
-const LINE_REST = /[^\S\n\u2028\u2029]*(?:#.*)?(?:[\n\u2028\u2029]|$)/y
 
 /**
  * Changes names of an `.env` document. Of a changed value no character is left, also not those that only other readers

@@ -1,4 +1,4 @@
-import { isMap, isNode, visit, type CST, type Node, type Pair, type Scalar, type YAMLMap } from 'yaml'
+import { isAlias, isMap, isNode, visit, type CST, type Node, type Pair, type Scalar, type YAMLMap } from 'yaml'
 import { emptyEntries, type Entries } from '../documents/entries.ts'
 import { mergedJson, type PatchValue } from '../documents/json-tree.ts'
 import { readYaml, scalarText, type YamlSource } from '../documents/yaml.ts'
@@ -171,7 +171,9 @@ function restOfLine (text: string, at: number) {
 
 /** Gives the value of a pair a patch. The pairs of a mapping that the patch does not name stay as they are. */
 function changeValue (source: Source, { item, node }: Member, patch: PatchValue, quoted: boolean): Splice[] {
-  const replaced = () => replaceValue(source, item, mergedJson(undefined, patch), quoted)
+  // Members are merged into the mapping that an alias refers to, which replaces the alias.
+  const before = 'members' in patch && isAlias(node.value) ? source.found.typedOf!(node.value) : undefined
+  const replaced = () => replaceValue(source, item, mergedJson(before, patch), quoted)
   if ('text' in patch || !isMap(node.value)) return replaced()
   const nested: Source = { ...source, map: node.value as YAMLMap, ...partsOf(node.value as YAMLMap) }
   const { token, members } = nested
@@ -212,7 +214,9 @@ function replaceValue (source: Source, item: Item, json: string, quoted: boolean
   // Removes tags, because a tag could give the new value another type.
   const tags = sep.flatMap(({ type, offset, source }, index) => {
     const before = sep[index - 1]
-    const from = before?.type === 'space' ? before.offset : offset
+    // The value needs the indentation of its line.
+    const isIndentation = sep[index - 2]?.type === 'newline' && sep[index + 1]?.type !== 'newline'
+    const from = before?.type === 'space' && !isIndentation ? before.offset : offset
     return type === 'tag' ? [{ from, to: offset + source.length, text: '' }] : []
   })
   const last = sep.findLastIndex(({ type }) => type === 'map-value-ind' || type === 'anchor' || type === 'tag')

@@ -5,7 +5,7 @@ import type { Keyring } from '../../crypto/keyring.ts'
 import { hmac, takeKey } from '../../crypto/primitives.ts'
 import { createRowEncoder, encodeField, rowMac } from '../../crypto/row-mac.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import type { ChainKeyRow, EventChain, Head } from '../../db/events.ts'
+import type { ChainKeyRow, EventChain, Head, KnownEnd } from '../../db/events.ts'
 import type { audit_events } from '../../db/tables.ts'
 import { operatorOf, type Actor } from '../../repositories/audit/audit.ts'
 import { handOver } from '../../repositories/audit/chain-keys.ts'
@@ -18,6 +18,8 @@ const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
 
 // Chain keys that the cache evicts are loaded again on demand.
 const MAX_CACHED_KEYS = 10_000
+// About 300 bytes each. Without a known end, the event of a read takes a transaction.
+const MAX_KNOWN_ENDS = 10_000
 
 /** The name of the first chain key in `service_keys`, and its id in events. */
 export const FIRST_CHAIN_KEY = 'events'
@@ -115,6 +117,7 @@ export function createChain (
   let last: number | undefined
   return {
     kid,
+    knownEnds: new LRUCache<string, KnownEnd>({ max: MAX_KNOWN_ENDS }),
     hasKey: (organizationId, id) => id === null || keys.has(nameOf(organizationId, id)),
     openKey (row) {
       const key = unlessTampered(() => open(row))

@@ -6,7 +6,8 @@ import {
 } from '../../db/database.ts'
 import { eventRow, type EventRow } from '../../db/events.ts'
 import { isLostTransaction } from '../../db/postgres/errors.ts'
-import { DEADLINE, endOfWait } from '../../db/postgres/guard.ts'
+import { DEADLINE, endOfWait, inTime } from '../../db/postgres/guard.ts'
+import { appendToKnownEnds, rememberEnds } from '../../db/changes/known-ends.ts'
 import { queueOf, type Entry } from '../../db/changes/queue.ts'
 import { pauseUntil, transactionOnce } from '../../db/changes/transaction.ts'
 import { waitNow } from '../../db/postgres/wait-clock.ts'
@@ -62,7 +63,7 @@ export async function writeLevel (
   }
   if (!actor.answering) return enqueue(db, request, actor, 'on')
   return transaction(db, async (db) => {
-    const [outcome] = await apply(db, [request], 'on')
+    const { outcomes: [outcome] } = await apply(db, [request], 'on')
     if ('error' in outcome!) throw outcome.error
     return outcome!.written
   }, { ...actor, bytes: request.bytes })
@@ -93,11 +94,14 @@ const enqueue = (db: Db, request: Request, { waited }: Actor, commit: Synchronou
 // Minimum timeout of a transaction: longer than `lock_timeout`, so that a locked counter row gives a lock timeout.
 const MIN_TIMEOUT_MS = 1_500
 
-async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void> {
-  const commit = entries.some(({ commit }) => commit === 'on') ? 'on' : 'off'
-  const left = Math.max(MIN_TIMEOUT_MS, Math.min(...entries.map(({ until }) => until)) - waitNow())
+async function writeTogether (db: Db, queued: readonly Queued[]): Promise<void> {
+  const commit = queued.some(({ commit }) => commit === 'on') ? 'on' : 'off'
+  const left = Math.max(MIN_TIMEOUT_MS, Math.min(...queued.map(({ until }) => until)) - waitNow())
+  const entries = await recordReads(db, queued, commit, left)
+  if (entries.length === 0) return
   try {
-    const outcomes = await transactionOnce(db, async (db) => apply(db, entries, commit), DEADLINE - left)
+    const { outcomes, counters } = await transactionOnce(db, async (db) => apply(db, entries, commit), DEADLINE - left)
+    rememberEnds(db, counters)
     for (const [i, entry] of entries.entries()) {
       const outcome = outcomes[i]!
       if ('written' in outcome) entry.resolve(outcome.written)
@@ -118,6 +122,21 @@ async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void>
   }
 }
 
+// Records events in one statement if all requests only read, and returns the requests that need a transaction.
+async function recordReads (db: Db, queued: readonly Queued[], commit: SynchronousCommit, left: number) {
+  const rows = queued.flatMap((request) => 'row' in request ? [request.row] : [])
+  if (rows.length < queued.length) return queued
+  try {
+    const recorded = await inTime(waitNow() + left, appendToKnownEnds(db, rows, commit))
+    for (const { organizationId, resolve } of queued) if (recorded.has(organizationId)) resolve(undefined)
+    return queued.filter(({ organizationId }) => !recorded.has(organizationId))
+  } catch (error) {
+    // After an error of the statement, the transaction tells which event is at fault.
+    if (isUndone(error) && codeOf(error) !== undefined && !isAwayForAll(error)) return queued
+    throw error
+  }
+}
+
 // Queues a change again: the first time immediately, later after a pause.
 function requeue (db: Db, entry: Queued) {
   const join = () => { queueOf(db).join(entry) }
@@ -132,7 +151,7 @@ function requeue (db: Db, entry: Queued) {
  * Locks the counter rows, calls `decide` of the requests in order, and writes the rows and events. If another
  * transaction has locked a counter row, requests with `isApart` wait for the lock. Other requests get RowLocked.
  */
-async function apply (db: Db, requests: readonly Request[], commit: SynchronousCommit): Promise<Outcome[]> {
+async function apply (db: Db, requests: readonly Request[], commit: SynchronousCommit) {
   const writes = requests.filter((request) => 'decide' in request)
   const ids = new Set(requests.map(({ organizationId }) => organizationId))
   const isApart = requests.every(({ isApart }) => isApart)
@@ -187,7 +206,7 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
   })
   if (planned.length > 0) await Promise.all([writeSecrets(db, planned), appendEvents(db, locked, rows)])
   else if (rows.length > 0) await appendEvents(db, locked, rows)
-  return outcomes
+  return { outcomes, counters: locked.values() }
 }
 
 async function versionsOf (db: Db, writes: readonly WriteRequest[]) {
