@@ -23,7 +23,7 @@ export interface Request<O extends Operation> {
   query?: In<Parameters<O>, 'query'>
   body?: Body<O>
   /** The text of the body, if `JSON.stringify` would change its numbers. */
-  json?: string
+  json?: string | undefined
   /** Sent as `If-Match`; null: `If-None-Match: *`. */
   etag?: string | null | undefined
   /** The scopes of a dangerous action beyond daily work: it is sent with a second, short token. */

@@ -3,7 +3,7 @@ import { ApiError, type Schemas } from './api.ts'
 import { callLevel, readDocument, requireParsed, storeDocument, titleOf, type Level } from './levels.ts'
 import { ValueField, type At, type Project } from './secrets.tsx'
 import { Act, Changes, Check, Field, Form, messageOf } from './ui.tsx'
-import { compareValues, differencesIn, readValues, shownName, typedBody, type Comparison, type Format } from './values.ts'
+import { compareValues, differencesIn, readValues, shownName, typedValues, type Comparison, type Format } from './values.ts'
 
 // Import of a text into a level, with a preview of what it adds, changes and removes.
 
@@ -175,8 +175,8 @@ async function planImport (
   const unset = before.filter((name) => !values.has(name))
   const body = { set: Object.fromEntries(values), unset, replace: [...values.keys()] }
   const isTyped = format === 'json' && project.format !== 'env'
-  const typed = isTyped ? { json: typedBody(text, body) } : {}
-  const send = (body: Schemas['ChangeBody'], more: object) => callLevel('changeSecrets', level, { body, ...typed, ...more })
+  const json = isTyped ? `{"set":${typedValues(text)},${JSON.stringify({ unset, replace: body.replace }).slice(1)}` : undefined
+  const send = (body: Schemas['ChangeBody'], more: object) => callLevel('changeSecrets', level, { body, json, ...more })
   const plan = async (body: Schemas['ChangeBody']) => {
     const { dry_run } = (await send(body, { query: { dry_run: true } })).data
     const found = dry_run!.levels[0]!

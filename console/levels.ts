@@ -1,6 +1,6 @@
 import { ApiError, call, type Reply, type Request, type Schemas } from './api.ts'
 import { heldKey, isOpen, openBlob, sealBlob } from './crypto.ts'
-import { changeValues, compareValues, problemIn, readValues, typedValues, type Comparison, type Format, type NameChange } from './values.ts'
+import { changeValues, compareValues, nestedValues, problemIn, readValues, type Comparison, type Format, type NameChange } from './values.ts'
 
 // A level is a project, a target or an environment. Each kind has operations of its own.
 
@@ -122,12 +122,12 @@ export async function changeNames (
   level: Level, change: NameChange, etag: string | null | undefined, isClient: boolean, format: Format
 ): Promise<string | undefined> {
   if (!isClient) {
-    const send = (body: object) => callLevel('changeSecrets', level, { body, etag })
-    const { data, etag: after } = await send(change).catch((error: unknown) => {
+    const send = (json?: string) => callLevel('changeSecrets', level, { body: change, json, etag })
+    const { data, etag: after } = await send().catch((error: unknown) => {
       // The service does not replace an object or a list by a text, so a text that is one is sent as such.
-      const typed = error instanceof ApiError && error.status === 422 ? typedValues(change.set ?? {}) : undefined
-      if (typed === undefined) throw error
-      return send({ ...change, set: typed })
+      const set = error instanceof ApiError && error.status === 422 ? nestedValues(change.set ?? {}) : undefined
+      if (set === undefined) throw error
+      return send(`{"set":${set},"unset":${JSON.stringify(change.unset ?? [])}}`)
     })
     return data.data.unchanged ? undefined : after
   }

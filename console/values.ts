@@ -1,8 +1,8 @@
-import { emptyEntries } from '../src/rules/documents/entries.ts'
-import { jsonErrorOffset, readJson as readEntries } from '../src/rules/documents/json.ts'
+import { emptyEntries, UnreadableDocument } from '../src/rules/documents/entries.ts'
+import { readJson as readEntries } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
 import { originalOffsets, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
-import { changedNumbers, compactJson, readTypedJson } from '../src/rules/documents/json-tree.ts'
+import { compactJson } from '../src/rules/documents/json-tree.ts'
 import { envForms, LINE_REST, placeOf, type EnvPlace } from '../src/rules/editing/env-forms.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from '../src/rules/editing/splices.ts'
@@ -59,9 +59,18 @@ export function problemIn (format: Format, text: string): { line: number, column
   if (format === 'yaml' || format === 'text' || readValues(format, text) !== undefined) return undefined
   const source = text.replace(/^\ufeff/, '')
   if (format === 'env') return assignments(source) as { line: number }
-  // A text without an object at its top has its error at its beginning, as in the service.
-  const before = source.slice(0, source.trimStart().startsWith('{') ? jsonErrorOffset(source) : 0).split(/\r\n?|\n/)
+  const before = source.slice(0, jsonErrorIn(source)).split(/\r\n?|\n/)
   return { line: before.length, column: [...before.at(-1)!].length + 1 }
+}
+
+/** The offset of the first error of a JSON text, as in the service. */
+function jsonErrorIn (source: string): number {
+  try {
+    readEntries(source, emptyEntries())
+    return source.length
+  } catch (error) {
+    return error instanceof UnreadableDocument ? error.offset : 0
+  }
 }
 
 const MAX_LISTED = 20
@@ -128,7 +137,7 @@ function assignments (text: string): Assignment[] | { line: number } {
  * the format cannot hold the value.
  */
 export function changeValue (format: Format, text: string, name: string, value: string | undefined): string {
-  const before = readValues(format, text)
+  const before = format === 'env' || format === 'json' ? readValues(format, text) : undefined
   if (before === undefined) throw new Error('This document has no names that the browser can read. Edit it as a whole.')
   if (format === 'json') return changeJson(text, before, name, value)
   const document = text.replace(/^\ufeff/, '')
@@ -172,23 +181,21 @@ function withValue (document: string, place: EnvPlace | undefined, name: string,
 function changeJson (text: string, before: Values, name: string, value: string | undefined): string {
   if (before.get(name) === value) return text
   const source = text.replace(/^\ufeff/, '')
-  const editor = jsonEditor(source.trim() === '' ? '' : source, emptyEntries())
-  const isStructure = /^[[{]/.test(editor.typed?.[name] ?? '')
-  const json = value === undefined ? undefined : isStructure ? structureIn(value) : JSON.stringify(value)
-  const set = new Map(json === undefined ? [] : [[name, { text: json }]])
-  const removed = new Set(json === undefined ? [name] : [])
-  return text.slice(0, text.length - source.length) + String(editor.edit({ set, removed }, 0))
-}
-
-/** The compact JSON of a text that is an object or a list. Throws an error with a sentence for people. */
-function structureIn (text: string): string {
-  if (!isStructured(text)) {
+  const { edit, typed } = jsonEditorOf(source)
+  const isNested = /^[[{]/.test(typed?.[name] ?? '')
+  if (isNested && value !== undefined && !isNestedJson(value)) {
     throw new Error('The present value is an object or a list. Write JSON, or edit the document as a whole.')
   }
-  return compactJson(text.trim())
+  const json = value === undefined ? undefined : isNested ? compactJson(value.trim()) : JSON.stringify(value)
+  const set = new Map(json === undefined ? [] : [[name, { text: json }]])
+  const removed = new Set(json === undefined ? [name] : [])
+  return text.slice(0, text.length - source.length) + String(edit({ set, removed }, 0))
 }
 
-function isStructured (text: string): boolean {
+const jsonEditorOf = (source: string) => jsonEditor(source.trim() === '' ? '' : source, emptyEntries())
+
+/** Whether a text is the JSON of an object or a list. */
+function isNestedJson (text: string): boolean {
   try {
     const value: unknown = JSON.parse(text)
     return typeof value === 'object' && value !== null
@@ -198,21 +205,19 @@ function isStructured (text: string): boolean {
 /** A change of single names. */
 export interface NameChange { set?: Record<string, string>, unset?: string[] }
 
-/** The values with objects and lists for the texts that are one; undefined without such a text. */
-export function typedValues (set: Record<string, string>): Record<string, unknown> | undefined {
-  const typed = Object.entries(set).flatMap(([name, text]) =>
-    isStructured(text) && changedNumbers(text).length === 0 ? [[name, JSON.parse(text) as unknown] as const] : [])
-  return typed.length === 0 ? undefined : { ...set, ...Object.fromEntries(typed) }
+const objectText = (members: readonly (readonly [name: string, json: string])[]): string =>
+  `{${members.map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(',')}}`
+
+/** JSON of values, with objects and lists for the texts that are one; undefined without such a text. */
+export function nestedValues (set: Record<string, string>): string | undefined {
+  if (!Object.values(set).some(isNestedJson)) return undefined
+  return objectText(Object.entries(set).map(([name, text]) =>
+    [name, isNestedJson(text) ? compactJson(text.trim()) : JSON.stringify(text)]))
 }
 
-/** The body of a change that sets the members of a JSON text, with their types and all digits of their numbers. */
-export function typedBody (text: string, { unset, replace }: { unset: string[], replace: string[] }): string {
-  const source = text.replace(/^\ufeff/, '')
-  const typed = emptyEntries()
-  if (source.trim() !== '') readTypedJson(source, emptyEntries(), typed)
-  const members = Object.entries(typed).map(([name, json]) => `${JSON.stringify(name)}:${json}`)
-  return `{"set":{${members.join(',')}},${JSON.stringify({ unset, replace }).slice(1)}`
-}
+/** The values of a JSON document as compact JSON with all digits. Of duplicate names, the last one counts. */
+export const typedValues = (text: string): string =>
+  objectText(Object.entries(jsonEditorOf(text.replace(/^\ufeff/, '')).typed ?? {}))
 
 /** The text after a change of single names. Throws an error with a sentence for people. */
 export function changeValues (format: Format, text: string, { set = {}, unset = [] }: NameChange): string {
@@ -228,8 +233,8 @@ export function changeOf (format: Format, from: string, to: string): NameChange 
   if (before === undefined || after === undefined) return undefined
   const { added, changed, removed } = compareValues(before, after)
   if (added.length + changed.length + removed.length > MAX_CHANGES) return undefined
-  // A change of an object or a list keeps no layout, and the numbers of a request not all digits.
-  if (format === 'json' && changed.some((name) => isStructured(before.get(name)!))) return undefined
+  // A change of an object or a list writes the value without blanks.
+  if (format === 'json' && changed.some((name) => isNestedJson(before.get(name)!))) return undefined
   const set = Object.fromEntries([...after].filter(([name]) => added.includes(name) || changed.includes(name)))
   try {
     return changeValues(format, from, { set, unset: removed }) === to ? { set, unset: removed } : undefined

@@ -1,4 +1,4 @@
-// runs: one database; 15 s
+// runs: one database
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -22,7 +22,7 @@ import { freshDatabase, makeLevel, makeOrganization, startIsolatedApp, type Call
 import { chainsOf, collect } from '../helpers/chains.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { LONG } from '../helpers/long.ts'
-import { command, scratchDirectory } from '../helpers/process.ts'
+import { command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 
 // The key of a chain changes while the service runs. Verification finds each change of an earlier or later event by an
@@ -382,7 +382,7 @@ t.test('late events of organizations are numbered by turns, and looked up some a
 
 t.test('the command rotates one chain or all of them', async (t) => {
   const dir = scratchDirectory(t)
-  const env = { DATA_DIR: dir, MASTER_KEY: generateMasterKey().text }
+  const env = { ...await emptyPlace(t), MASTER_KEY: generateMasterKey().text }
   t.equal((await command(['init', '--organization', 'Nimbus', '--email', 'owner@nimbus.example'], env)).code, 0)
   const said = /^(\w{26}: events from \d+ on use the key \w{26}\n)+$/
   t.match(await command(['audit', 'rotate-key', '--organization', 'nimbus'], env), { code: 0, stdout: said, stderr: '' })
@@ -405,10 +405,11 @@ t.test('the command rotates one chain or all of them', async (t) => {
 })
 
 t.test('one chain that cannot be handed over keeps no other from it, and what is gone is told', async (t) => {
-  const dir = scratchDirectory(t)
-  const env = { DATA_DIR: dir, MASTER_KEY: generateMasterKey().text }
+  const place = await emptyPlace(t)
+  const env = { ...place, MASTER_KEY: generateMasterKey().text }
   const inside = async (statement: SQL) => {
-    const its = await connect({ dir: join(dir, 'postgres'), pool: 1 })
+    const { DATABASE_URL: url, DATA_DIR: dir = '' } = place
+    const its = await connect(url === undefined ? { dir: join(dir, 'postgres'), pool: 1 } : { url, pool: 1 })
     try {
       return await beside(async () => its.db.execute(statement)) as unknown as { id: string }[]
     } finally {

@@ -1,4 +1,4 @@
-// runs: one database; 22 s
+// runs: one database
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
@@ -24,7 +24,7 @@ import { createPasswordReset } from '../../src/repositories/people/password-rese
 import { createPasswordLink, endEverything, findUser, setDisabled } from '../../src/repositories/people/users.ts'
 import { makeLevel, ON_CITUS, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
-import { LONG } from '../helpers/long.ts'
+import { byTurns, LONG, sample } from '../helpers/long.ts'
 import { authorizationUrl, CALLBACK, giveSecondFactor, issuePair, makePerson, pkce } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
 
@@ -77,9 +77,10 @@ function attacker<Table extends string> (test: TestApp, tables: readonly Table[]
     violations: async () => (await test.sql(
       "SELECT count(*)::int AS count FROM audit_events WHERE action = 'integrity.violation'"
     ))[0]!.count as number,
+    /** At least 200 in `npm run test:proofs`. */
     atLeast200 (t: Test) {
       t.ok(
-        total.made - total.byDatabase >= 200,
+        total.made - total.byDatabase >= (LONG ? 200 : 100),
         `${total.made} manipulations, ${total.byDatabase} of them refused by the database itself`
       )
       t.same(
@@ -228,7 +229,8 @@ async function block (name: string, work: () => Promise<void>) {
     t.ok(attack.total.made > made, `${attack.total.made - made} manipulations`)
     t.same(accepted, [])
     for (const document of documents) {
-      for (const read of readsOf(document)) {
+      // Without LONG, the read that needs most.
+      for (const read of LONG ? readsOf(document) : readsOf(document).slice(-1)) {
         const { status, text } = await read()
         t.equal(status, 200, `${document.name}: ${text}`)
       }
@@ -266,14 +268,14 @@ const isVersion = ({ caller, id }: Version, table = 'v') =>
   `${table}.organization_id = '${caller.organization}' AND ${table}.id = ${id}`
 const versionsOf = (name: string) => versions.filter((version) => version.name.startsWith(name))
 const [oldest, , rotation, newest] = versionsOf('rotated target') as [Version, Version, Version, Version]
-const sample = [
+const chosen = [
   oldest, rotation, newest, versionsOf('rotated environment')[0]!, versionsOf('plain')[0]!, versionsOf('foreign')[0]!,
   versionsOf('client environment')[0]!
 ]
 
 // Manipulations read other rows from the copies, which are equal: on a cluster, the row is on the node of its owner.
 await block('documents copied onto others, between levels, projects, organizations and holders of the key', async () => {
-  for (const [i, [to, from]] of pairs(documents).entries()) {
+  for (const [i, [to, from]] of sample(pairs(documents), 3).entries()) {
     for (const columns of LONG ? DOCUMENT : [DOCUMENT[i % DOCUMENT.length]!]) {
       const statement =
         `UPDATE secrets s SET ${copied(columns, 'o')} FROM kept.secrets o WHERE s.id = '${to.id}' AND o.id = '${from.id}'`
@@ -283,7 +285,7 @@ await block('documents copied onto others, between levels, projects, organizatio
 })
 
 await block('documents swapped, whole or moved to another level', async () => {
-  for (const [i, [a, b]] of unordered(documents).entries()) {
+  for (const [i, [a, b]] of sample(unordered(documents), 3).entries()) {
     const all = [['sealed'], DOCUMENT[3]!, ['level_id'], ['id']]
     for (const columns of LONG ? all : [all[i % 4]!]) {
       // Under a level of another organization a row belongs to no level any more: it is removed, which nothing can
@@ -308,7 +310,7 @@ await block('documents swapped, whole or moved to another level', async () => {
 })
 
 await block('versions copied onto others, swapped, renumbered and moved into other histories', async () => {
-  for (const [i, [to, from]] of pairs(sample).entries()) {
+  for (const [i, [to, from]] of sample(pairs(chosen), 2).entries()) {
     const all = [
       ['sealed'], ['sealed', 'key_version'], ['sealed', 'revision', 'key_version', 'size_bytes', 'created_at']
     ]
@@ -324,7 +326,7 @@ await block('versions copied onto others, swapped, renumbered and moved into oth
       `${to.name} in the history of ${from.name}`, ['secret_versions'], [moved], versionReads(to).slice(0, 1)
     )
   }
-  for (const [a, b] of unordered(sample)) {
+  for (const [a, b] of sample(unordered(chosen), 3)) {
     const columns = ['sealed', 'revision', 'key_version', 'size_bytes', 'action']
     const statement =
       `UPDATE secret_versions v SET ${copied(columns, 'o')} FROM kept.secret_versions o WHERE (${isVersion(a)} AND ${isVersion(b, 'o')}) OR (${isVersion(b)} AND ${isVersion(a, 'o')})`
@@ -332,13 +334,13 @@ await block('versions copied onto others, swapped, renumbered and moved into oth
       `${a.name} and ${b.name} swapped`, ['secret_versions'], [statement], [...versionReads(a), ...versionReads(b)]
     )
   }
-  for (const version of sample) {
+  for (const [which, version] of chosen.entries()) {
     const renumbered = { ...version, id: 9000 + version.id }
     await tamper(
       `${version.name} under another number`, ['secret_versions'],
       [`UPDATE secret_versions v SET id = ${renumbered.id} WHERE ${isVersion(version)}`], versionReads(renumbered)
     )
-    for (const change of ['revision = revision + 1', 'revision = 0', 'key_version = 3 - key_version']) {
+    for (const change of byTurns(['revision = revision + 1', 'revision = 0', 'key_version = 3 - key_version'], which, 3)) {
       if (!/rotated|client env/.test(version.name) && change.startsWith('key')) continue
       await tamper(
         `${version.name}: ${change}`, ['secret_versions'],
@@ -349,8 +351,8 @@ await block('versions copied onto others, swapped, renumbered and moved into oth
 })
 
 await block('documents and versions exchanged for each other', async () => {
-  for (const document of documents) {
-    for (const [i, version] of versionsOf(document.name).entries()) {
+  for (const [which, document] of documents.entries()) {
+    for (const [i, version] of byTurns(versionsOf(document.name), which, 2).entries()) {
       for (const columns of LONG ? DOCUMENT.slice(0, 3) : [DOCUMENT[i % 3]!]) {
         const asDocument =
           `UPDATE secrets s SET ${copied(columns, 'v')} FROM kept.secret_versions v WHERE s.id = '${document.id}' AND ${isVersion(version)}`
@@ -375,7 +377,7 @@ await block('documents put back to before a later write and before a rotation', 
   ]
   for (const [i, document] of documents.entries()) {
     for (const state of ['first', ...['rotated', 'moved', 'client'].includes(document.project) ? ['earlier'] : []]) {
-      for (const columns of LONG ? sets : sets.filter((_, j) => j % 2 === i % 2)) {
+      for (const columns of LONG ? sets : sets.filter((_, j) => j % 4 === i % 4)) {
         const statement =
           `UPDATE secrets s SET ${copied(columns, 'o')} FROM ${state}.secrets o WHERE s.id = o.id AND s.id = '${document.id}'`
         await tamper(`${columns} of ${document.name} as ${state}`, ['secrets'], [statement], readsOf(document))
@@ -399,7 +401,7 @@ const documentsBack = (slug: string) =>
 
 await block('a rotation undone: the key version, the active key, the documents, and all of them', async () => {
   const tables = ['projects', 'encryption_keys', 'secrets', 'secret_versions'] as const
-  for (const slug of ['rotated', 'moved', 'client']) {
+  for (const slug of sample(['rotated', 'moved', 'client'], 2)) {
     const { path, body } = documents.find((document) => document.project === slug)!
     const all = allOf(slug)
     // A client that never heard of the rotation still has the proof of the old key.

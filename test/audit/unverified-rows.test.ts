@@ -1,4 +1,4 @@
-// runs: one database; 17 s
+// runs: one database
 import t from 'tap'
 import { getTableColumns, getTableName, is, sql } from 'drizzle-orm'
 import { PgTable, type PgColumn } from 'drizzle-orm/pg-core'
@@ -17,7 +17,7 @@ import { createPasswordReset } from '../../src/repositories/people/password-rese
 import { createPasswordLink, findUser } from '../../src/repositories/people/users.ts'
 import { makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { readDoc } from '../helpers/docs.ts'
-import { LONG } from '../helpers/long.ts'
+import { byTurns, LONG } from '../helpers/long.ts'
 import { OPERATIONS, publishedPaths, requestOf, settle } from '../helpers/operations.ts'
 import { CALLBACK, giveSecondFactor, issuePair, makePerson, makeTeam, pkce } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
@@ -201,10 +201,10 @@ t.test('no response contains an authenticated column of a row whose MAC does not
   const wrong: string[] = []
   const seen = new Set<string>()
   let tried = 0
-  for (const name of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) {
+  for (const [turn, name] of (Object.keys(AUTHENTICATED) as AuthenticatedTable[]).entries()) {
     const declared = AUTHENTICATED[name] as Declared
     const columns = getTableColumns(declared.table) as Record<string, PgColumn>
-    for (const which of ROWS[name] ?? ['true']) {
+    for (const which of (ROWS[name] ?? ['true']).slice(0, LONG ? 2 : 1)) {
       if (name === 'late_events') await makeLate()
       await service.sql(`CREATE TABLE kept AS SELECT * FROM ${name} WHERE ${which} LIMIT 1`)
       const [row] = await service.sql('SELECT to_jsonb(kept) AS now, mac FROM kept') as unknown as Kept[]
@@ -213,13 +213,14 @@ t.test('no response contains an authenticated column of a row whose MAC does not
       await service.sql('CREATE TABLE changed AS SELECT * FROM kept')
       const put = (from: string) =>
         [`DELETE FROM ${name} WHERE ${its}`, `INSERT INTO ${name} OVERRIDING SYSTEM VALUE SELECT * FROM ${from}`]
-      // Without LONG, only requests that have another answer without the row, each by one of its paths. Documents are
-      // encrypted anew in each answer, so only rows of levels are looked for there.
+      // Without LONG, only one row of each table, and only requests that have another answer without the row, each by
+      // one of its paths and for every second table. Documents are encrypted anew in each answer, so only rows of
+      // levels are looked for there.
       let only: Set<string> | undefined
       if (!LONG) {
         await run([`DELETE FROM ${name} WHERE ${its}`])
         if (name === 'late_events') await recordLate(db, o)
-        const paths = asked.map(({ id }) => id).filter((id) => !id.includes('LongPath') &&
+        const paths = byTurns(asked.map(({ id }) => id), turn, 2).filter((id) => !id.includes('LongPath') &&
           (LEVELS.includes(name) || !/^read\w+Secrets$/.test(id)))
         const without = await answers(LEVELS.includes(name), new Set(paths))
         await run(put('kept'))
@@ -253,7 +254,7 @@ t.test('no response contains an authenticated column of a row whose MAC does not
     }
   }
   t.same(wrong, [])
-  t.ok(tried > (LONG ? 140 : 100), `${tried} changes`)
+  t.ok(tried > (LONG ? 140 : 80), `${tried} changes`)
   for (const shown of [
     'users.email', 'users.name', 'members.role', 'teams.id', 'teams.slug', 'team_projects.role',
     'api_tokens.name', 'api_tokens.token_prefix', 'api_tokens.token_suffix', 'api_tokens.created_by_name', 'oauth_clients.name', 'projects.slug',

@@ -3,11 +3,12 @@ import t, { type Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
 import { describeRefunds, exportInvoices, refundCharge, settle } from '../../src/commands/billing/billing.ts'
 import { renderInvoice, type PrintedInvoice } from '../../src/billing/invoice-page.ts'
+import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { sha256 } from '../../src/crypto/primitives.ts'
 import { formatMoney, holdsCardNumber, periodEnd, unusedOf } from '../../src/rules/billing.ts'
 import { makeLevel, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { background, bill, charge, eventsOf, invoicesOf, path, processor, rowsOf, subscribe } from '../helpers/billing.ts'
-import { command, scratchDirectory } from '../helpers/process.ts'
+import { command, emptyPlace } from '../helpers/process.ts'
 
 // A database of its own: the billing worker works on all organizations of a database.
 const service = await startIsolatedApp(t)
@@ -832,7 +833,7 @@ t.test('invoices are numbered without a gap however many are made at once, and o
 })
 
 t.test('the operator makes coupons, sets prices, and notes down what came and went', async (t) => {
-  const env = { DATA_DIR: `${scratchDirectory(t)}/data` }
+  const env = { ...await emptyPlace(t), MASTER_KEY: generateMasterKey().text }
   const ok = async (...args: string[]) => {
     const { code, stdout, stderr } = await command(args, env)
     t.strictSame([code, stderr], [0, ''], args.join(' '))

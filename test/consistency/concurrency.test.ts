@@ -1,9 +1,9 @@
-// runs: one database; 27 s
+// runs: one database
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { setTimeout as pause } from 'node:timers/promises'
 import { sql, type SQL } from 'drizzle-orm'
 import t, { type Test } from 'tap'
-import { transaction } from '../../src/db/database.ts'
+import { transaction, type Db } from '../../src/db/database.ts'
 import { recordLate } from '../../src/repositories/audit/audit.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { hashToken } from '../../src/crypto/bearer.ts'
@@ -25,6 +25,10 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 
 // A commit on several nodes takes longer.
 t.setTimeout(ON_CITUS ? 500_000 : 120_000)
+
+const instances = await startInstances(t)
+/** The two instances, with an organization of the test. */
+const startTenant = async () => ({ ...instances, ...await instances.tenant() })
 
 /** Every reader's view is that of the model which the audit events describe. */
 async function agree (
@@ -62,10 +66,10 @@ async function agree (
 }
 
 t.test('S-6.2 S-6.4 S-6.9 AU-12 fifty writers on one level: a version for each write, ids in commit order', async (t) => {
-  const running = await startInstances(t)
+  const running = await startTenant()
   const { send, service, organization } = running
   const [level] = await makeLevels(send, 'orbit', ['live'])
-  const each = scale(4, 2)
+  const each = LONG ? scale(4, 2) : 2
   const operations = (await Promise.all(times(50, async (writer) => {
     const mine: Operation[] = []
     for (let write = 0; write < each; write++) mine.push(await store(send, level!, `WRITER=${writer}-${write}`))
@@ -87,12 +91,12 @@ t.test('S-6.2 S-6.4 S-6.9 AU-12 fifty writers on one level: a version for each w
 
 for (const seed of LONG ? [1, 20260301] : [1]) {
   t.test(`S-6.1 to S-6.9 AU-12 RL-09 random write, restore, delete, purge, rotate, no_backup (seed ${seed})`, async (t) => {
-    const running = await startInstances(t)
+    const running = await startTenant()
     const { send } = running
     const levels = await makeLevels(send, 'orbit', ['live', 'test', 'local'])
     const seen: number[] = []
     const operations: Operation[] = []
-    await Promise.all(times(scale(16, 8), async (worker) => {
+    await Promise.all(times(LONG ? scale(16, 8) : 8, async (worker) => {
       const next = random(seed * 1000 + worker)
       for (let turn = 0; turn < scale(25, 20); turn++) {
         const operation = await mix(send, levels, next, seen)
@@ -119,7 +123,7 @@ for (const seed of LONG ? [1, 20260301] : [1]) {
 }
 
 t.test('S-6.10: a list of a history shows one moment while other clients write and remove versions', async (t) => {
-  const { send, sends } = await startInstances(t)
+  const { send, sends } = await startTenant()
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const first = (await store(send, level!, 'VALUE=first')).reply!.body.data.version
   const lists: Reply[] = []
@@ -127,7 +131,7 @@ t.test('S-6.10: a list of a history shows one moment while other clients write a
   const listing = Promise.all(sends.map(async (mine) => {
     while (load.running) lists.push(await mine('POST', '/secrets/versions', { ...level, per_page: 100 }))
   }))
-  for (const turn of times(scale(25, 10), (turn) => turn)) {
+  for (const turn of times(LONG ? scale(25, 10) : 10, (turn) => turn)) {
     const { version } = (await store(send, level!, `VALUE=${turn}`)).reply!.body.data
     // There is one beside the first, or none.
     await store(send, level!, `VALUE=unrecorded-${turn}`, { no_backup: true })
@@ -141,7 +145,7 @@ t.test('S-6.10: a list of a history shows one moment while other clients write a
 })
 
 t.test('the first store of a level, raced: one secret, one create', async (t) => {
-  const running = await startInstances(t)
+  const running = await startTenant()
   const { send, service } = running
   const [level, other] = await makeLevels(send, 'orbit', ['live', 'test'])
   const writes = await Promise.all(times(20, (writer) =>
@@ -152,7 +156,7 @@ t.test('the first store of a level, raced: one secret, one create', async (t) =>
     send('POST', '/secrets/store', { ...other, plaintext: `WRITER=${writer}` }, { 'if-none-match': '*' })))
   t.equal(conditional.filter(({ status }) => status === 200).length, 1)
   t.same(statuses(conditional), [200, 412])
-  t.equal((await service.sql('SELECT id FROM secrets')).length, 2)
+  t.equal((await service.sql(`SELECT id FROM secrets WHERE organization_id = '${running.organization}'`)).length, 2)
   const { problems } = await replay((query) => service.sql(query), running.organization, writes)
   t.same(
     problems.filter((text) => !/^(secrets|versions):|next version/.test(text)), [],
@@ -161,7 +165,7 @@ t.test('the first store of a level, raced: one secret, one create', async (t) =>
 })
 
 t.test('writers who all hold one ETag: one of them wins, the others are told', async (t) => {
-  const { send } = await startInstances(t)
+  const { send } = await startTenant()
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const { reply } = await store(send, level!, 'ROUND=0')
   let etag = reply!.headers.get('etag')!
@@ -174,7 +178,7 @@ t.test('writers who all hold one ETag: one of them wins, the others are told', a
 })
 
 t.test('races for a slug: one 201, the others 422 slug_taken; made slugs all differ', async (t) => {
-  const { send, service } = await startInstances(t)
+  const { send, service, organization } = await startTenant()
   const keys = {
     storage_mode: 'client',
     key_check: Buffer.alloc(32, 1).toString('base64'),
@@ -202,8 +206,11 @@ t.test('races for a slug: one 201, the others 422 slug_taken; made slugs all dif
   const renamed = await Promise.all(times(8, (index) =>
     send('PATCH', `/orbit/same-name${index === 0 ? '' : `-${index + 1}`}`, { slug: 'renamed' })))
   t.same(renamed.map(({ status }) => status).sort(), [200, ...Array(7).fill(422)])
-  const [counts] = await service.sql(`SELECT (SELECT count(*) FROM projects)::int AS projects, (SELECT count(*) FROM targets)::int AS targets,
-    (SELECT count(*) FROM environments)::int AS environments, (SELECT count(*) FROM encryption_keys)::int AS keys`)
+  const where = `WHERE organization_id = '${organization}'`
+  const [counts] = await service.sql(`SELECT (SELECT count(*) FROM projects ${where})::int AS projects,
+    (SELECT count(*) FROM targets ${where})::int AS targets,
+    (SELECT count(*) FROM environments ${where})::int AS environments,
+    (SELECT count(*) FROM encryption_keys ${where})::int AS keys`)
   t.same(counts, { projects: 9, targets: 9, environments: 9, keys: 9 })
 })
 
@@ -211,7 +218,7 @@ for (const [what, path, remaining] of [
   ['an environment', '/orbit/backend/live', 1], ['a target', '/orbit/backend', 1], ['a project', '/orbit', 0]
 ] as const) {
   t.test(`${what} deleted under writes leaves no orphan, and later writes are 404`, async (t) => {
-    const { send, service, organization } = await startInstances(t)
+    const { send, service, organization } = await startTenant()
     const levels = await makeLevels(send, 'orbit', ['live'])
     await store(send, levels[0]!, 'A=1')
     let deleted: Promise<Reply> | undefined
@@ -228,9 +235,12 @@ for (const [what, path, remaining] of [
     })
     t.same(statuses(await Promise.all(writers)), [404])
     t.equal((await deleted)!.status, 204)
-    const [left] = await service.sql(`SELECT (SELECT count(*) FROM projects)::int AS projects, (SELECT count(*) FROM encryption_keys)::int AS keys,
-      (SELECT count(*) FROM environments WHERE slug = 'live')::int AS environments, (SELECT count(*) FROM secrets)::int AS secrets,
-      (SELECT count(*) FROM secret_versions)::int AS versions`)
+    const where = `WHERE organization_id = '${organization}'`
+    const [left] = await service.sql(`SELECT (SELECT count(*) FROM projects ${where})::int AS projects,
+      (SELECT count(*) FROM encryption_keys ${where})::int AS keys,
+      (SELECT count(*) FROM environments ${where} AND slug = 'live')::int AS environments,
+      (SELECT count(*) FROM secrets ${where})::int AS secrets,
+      (SELECT count(*) FROM secret_versions ${where})::int AS versions`)
     t.same(left, { projects: remaining, keys: remaining, environments: 0, secrets: 0, versions: 0 })
     const events = await service.sql(
       `SELECT seq, action, details FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`
@@ -247,7 +257,7 @@ for (const [what, path, remaining] of [
 t.test('creating a project, target, environment or token waits for a first write, which never waits for it', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
-  const { send, service, organization } = await startInstances(t)
+  const { send, service, organization } = await startTenant()
   await makeLevels(send, 'orbit', ['live'])
   const keys = {
     storage_mode: 'client',
@@ -277,7 +287,7 @@ t.test('creating a project, target, environment or token waits for a first write
 t.test('a rotation judges its caller under the counter: a token that is revoked meanwhile changes nothing', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
-  const { send, service, organization } = await startInstances(t)
+  const { send, service, organization } = await startTenant()
   const [level] = await makeLevels(send, 'orbit', ['live'])
   await store(send, level!, 'A=1')
   let rotated: Promise<Reply> | undefined
@@ -297,7 +307,7 @@ t.test('a rotation judges its caller under the counter: a token that is revoked 
 t.test('a change obeys the status and the plan that its organization has when it commits', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
-  const { send, service, organization } = await startInstances(t)
+  const { send, service, organization } = await startTenant()
   const [level] = await makeLevels(send, 'orbit', ['live'])
   await store(send, level!, 'A=1')
   await service.sql("INSERT INTO plans (name, api_per_minute, max_bytes) VALUES ('full', 100000, 1)")
@@ -331,7 +341,7 @@ t.test('a change obeys the status and the plan that its organization has when it
 t.test('while a project is locked, a refusal does not wait, and a token for another project learns nothing', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
-  const { send, service, addresses, organization } = await startInstances(t)
+  const { send, service, addresses, organization } = await startTenant()
   const [level] = await makeLevels(send, 'orbit', ['live'])
   await makeLevels(send, 'comet', ['live'])
   await store(send, level!, 'A=1')
@@ -369,6 +379,7 @@ async function nextStatement (pattern: RegExp) {
 t.test('tokens, members, grants and accounts that change at once from many clients never lock each other out', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
+  // Of its own, because it counts the deadlocks of the database.
   const { send, service, addresses, organization } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const people = await Promise.all(times(4, async (i) => {
@@ -447,7 +458,7 @@ t.test('tokens, members, grants and accounts that change at once from many clien
   const hasEffects = () => (found.get(200) ?? 0) > 10 && (found.get(201) ?? 0) > 10
   await Promise.all(times(20, async () => {
     // How many acts find a member with a live token depends on their order.
-    for (let i = 0; i < 25 || (!hasEffects() && i < 250); i++) {
+    for (let i = 0; i < (LONG ? 25 : 10) || (!hasEffects() && i < 250); i++) {
       const status = (await pick(weighted)(pick(people)))?.status ?? 0
       found.set(status, (found.get(status) ?? 0) + 1)
     }
@@ -509,36 +520,71 @@ t.test('two transactions that lock each other out are both done, one of them aga
 
 const ONE_SESSION = !ON_POSTGRES && 'one session: no request waits for another'
 
-// Milliseconds after which what has not ended waits.
-const WAITS = 250
+type Instances = Pick<Awaited<ReturnType<typeof startInstances>>, 'service' | 'waiting'>
+
+/** The statements of the sessions that wait for a lock. */
+const lockWaits = async ({ sql: query }: TestApp) => (await query(`SELECT query FROM ${ACTIVITY}
+  WHERE datname = current_database() AND wait_event_type = 'Lock'`)).map((row) => row.query as string)
+
+/**
+ * Begins work, and returns it when it waits: for a lock, in the queue of the organization, or for a row that it tries
+ * to lock again and again.
+ */
+async function begin<T> ({ service, waiting }: Instances, work: () => Promise<T>): Promise<{ running: Promise<T> }> {
+  const [locks, queued] = [(await lockWaits(service)).length, waiting()]
+  const tries = new Map<string, number>()
+  const look = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: string }
+    if (phase === 'before' && /for (?:no key )?(?:update|share)/i.test(text)) tries.set(text, (tries.get(text) ?? 0) + 1)
+  }
+  const isTriedAgain = () => [...tries.values()].some((count) => count > 2)
+  subscribe('strongroom:statement', look)
+  try {
+    let isOver = false
+    const ended = () => { isOver = true }
+    const running = work()
+    running.then(ended, ended)
+    // Twice, because each change is in the queue for a moment.
+    for (let seen = 0; seen < 2; await pause(5)) {
+      if (isOver) throw new Error('it did not wait')
+      const isWaiting = (await lockWaits(service)).length > locks || waiting() > queued || isTriedAgain()
+      seen = isWaiting ? seen + 1 : 0
+    }
+    return { running }
+  } finally {
+    unsubscribe('strongroom:statement', look)
+  }
+}
 
 /**
  * Holds a row until both wait, the second behind the first or beside it, and answers what became of each.
  *
- * @param meanwhile what has to go on while both wait
+ * @param gate a row that only the second needs: also held until the first has ended, if the second does not wait behind
+ *   the first, but tries again and again, and so could come before it
  */
 async function inTurn<A, B> (
-  { database }: TestApp, row: SQL, first: () => Promise<A>, second: () => Promise<B>,
-  meanwhile: () => Promise<void> = async () => {}
+  instances: Instances, row: SQL, first: () => Promise<A>, second: () => Promise<B>, gate?: SQL
 ): Promise<[PromiseSettledResult<A>, PromiseSettledResult<B>]> {
-  const begun: Promise<unknown>[] = []
-  const start = async (work: () => Promise<unknown>) => {
-    let isOver = false
-    const ended = () => { isOver = true }
-    const running = work()
-    begun.push(running)
-    running.then(ended, ended)
-    // It waits for a lock, in the queue of the organization, or for a row that is free again some time.
-    await pause(WAITS)
-    if (isOver) throw new Error(`number ${begun.length} did not wait`)
+  const { service } = instances
+  const { longTransactions } = service.database
+  const both = await (gate === undefined ? passTurns() : longTransactions.transaction(passTurns))
+  return Promise.allSettled(both)
+
+  async function passTurns (gated?: Db) {
+    const begun = await longTransactions.transaction(async (db) => {
+      await db.execute(row)
+      const { running: one } = await begin(instances, first)
+      let [wanted] = await lockWaits(service)
+      for (; wanted === undefined; [wanted] = await lockWaits(service)) await pause(5)
+      const { running: other } = await begin(instances, second)
+      await gated?.execute(gate!)
+      // A change ends a long wait for a lock and begins again, so for a moment the second could be before the first.
+      for (let isFirst = false; !isFirst; await pause(5)) isFirst = (await lockWaits(service)).includes(wanted)
+      return [one, other] as const
+    })
+    if (gated !== undefined) await begun[0].catch(() => {})
+    return begun
   }
-  await database.longTransactions.transaction(async (db) => {
-    await db.execute(row)
-    await start(first)
-    await start(second)
-    await meanwhile()
-  })
-  return Promise.allSettled(begun) as Promise<[PromiseSettledResult<A>, PromiseSettledResult<B>]>
 }
 
 /** Gives a person two API tokens without requests. Returns the ids in the order in which the tokens end. */
@@ -571,7 +617,7 @@ const lastOf = async ({ sql: query }: TestApp, organization: string) => Number((
 ))[0]!.last)
 
 t.test('a level is deleted, a token narrowed to it changed: one after the other', { skip: ONE_SESSION }, async (t) => {
-  const { send, service, organization } = await startInstances(t)
+  const { send, service, organization } = await startTenant()
   await makeLevels(send, 'orbit', ['first', 'second'])
   const path = `//api/v1/organizations/${organization}/api-keys`
   const narrowed = async (environment: string) => {
@@ -592,12 +638,12 @@ t.test('a level is deleted, a token narrowed to it changed: one after the other'
       resource_id === id ? [action, details?.with ?? null] : [action])
 
   const first = await narrowed('first')
-  const [removed, late] = await inTurn(service, tokenOf(organization, first.id), first.remove, first.change)
+  const [removed, late] = await inTurn(instances, tokenOf(organization, first.id), first.remove, first.change)
   t.same([removed, late].map(statusOf), [204, 404], 'the delete was first')
   t.same(await recorded(first.last, first.id), [['environment.delete'], ['api-token.delete', 'environment']])
 
   const second = await narrowed('second')
-  const [changed, after] = await inTurn(service, tokenOf(organization, second.id), second.change, second.remove)
+  const [changed, after] = await inTurn(instances, tokenOf(organization, second.id), second.change, second.remove)
   t.same([changed, after].map(statusOf), [200, 204], 'the change was first')
   t.same(
     await recorded(second.last, second.id),
@@ -610,7 +656,7 @@ t.test('a level is deleted, a token narrowed to it changed: one after the other'
 t.test('the operator revokes a token while all of its person’s end: each token ends once', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { send, service, organization } = await startInstances(t)
+  const { send, service, organization } = await startTenant()
   const somebody = async () => {
     const person = await makePerson(service, { [organization]: 'developer' })
     const ids = await twoTokens(service, organization, person)
@@ -634,12 +680,14 @@ t.test('the operator revokes a token while all of its person’s end: each token
 
   for (const ending of ['user.disable', 'member.delete'] as const) {
     const one = await somebody()
-    const revokedFirst = await inTurn(service, tokenOf(organization, one.ids[0]!), one.revoke, one.endings[ending])
+    const revokedFirst = await inTurn(instances, tokenOf(organization, one.ids[0]!), one.revoke, one.endings[ending])
     t.same(revokedFirst.map(({ status }) => status), ['fulfilled', 'fulfilled'], `revoked before ${ending}`)
     t.same(await ended(one.last), [['api-token.delete', String(one.ids[0])], [ending, String(one.ids[1])]])
 
     const other = await somebody()
-    const revokedLast = await inTurn(service, tokenOf(organization, other.ids[1]!), other.endings[ending], other.revoke)
+    const revokedLast = await inTurn(
+      instances, tokenOf(organization, other.ids[1]!), other.endings[ending], other.revoke
+    )
     t.equal(revokedLast[0].status, 'fulfilled', `revoked after ${ending}`)
     t.equal(valueOf(revokedLast[1]), `There is no token ${other.ids[0]}`)
     t.same(await ended(other.last), [[ending, other.ids.join(' ')]])
@@ -651,7 +699,7 @@ t.test('the operator revokes a token while all of its person’s end: each token
 t.test('a person cannot end a token on /account that a concurrent rotation gives to another person', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { service, organization, addresses } = await startInstances(t)
+  const { service, organization, addresses } = await startTenant()
   const [rosa, oda] = [
     await makePerson(service, { [organization]: 'owner' }), await makePerson(service, { [organization]: 'owner' })
   ]
@@ -663,7 +711,7 @@ t.test('a person cannot end a token on /account that a concurrent rotation gives
   const account = await browser.signIn(await browser.open('/account'), rosa.email, rosa.password)
   const last = await lastOf(service, organization)
   const [rotated, ended] = await inTurn(
-    service, tokenOf(organization, id!),
+    instances, tokenOf(organization, id!),
     () => send('POST', `//api/v1/organizations/${organization}/api-keys/${id}/rotate`, {}),
     () => browser.send({ ...formIn(account), action: '/account/tokens/end' }, { id: String(id) })
   )
@@ -679,7 +727,7 @@ t.test('a person cannot end a token on /account that a concurrent rotation gives
 t.test('a grant ends while its token is changed: one after the other, and nothing of it is left', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { send, service, organization, addresses } = await startInstances(t)
+  const { send, service, organization, addresses } = await startTenant()
   const keys = `//api/v1/organizations/${organization}/api-keys`
   const expires_at = new Date(Date.now() + 3_600_000).toISOString()
   const changes = { rotate: ['POST', '/rotate', {}], update: ['PUT', '', { expires_at }] } as const
@@ -693,11 +741,12 @@ t.test('a grant ends while its token is changed: one after the other, and nothin
       const end = () => send('POST', '//api/oauth/revoke', { token: access, client_id: 'dotenv-cli' })
       const change = () => send(method, `${keys}/${id}${path}`, body)
       const token = tokenOf(organization, id)
+      const counter = sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR NO KEY UPDATE`
       // On Citus, the lock of this statement is on one node, where the change does not look.
       const first = ON_CITUS ? token : sql`SELECT FROM oauth_grants WHERE id = ${String(grant)}::bigint FOR UPDATE`
       const [one, other] = isFirst
-        ? await inTurn(service, token, change, end)
-        : await inTurn(service, first, end, change)
+        ? await inTurn(instances, token, change, end)
+        : await inTurn(instances, first, end, change, counter)
       t.same([one, other].map(statusOf), [200, isFirst ? 200 : 404], `${what}, ${isFirst ? 'first' : 'last'}`)
       t.same(
         (await recordedIn(service, organization, last)).map(({ action }) => action),
@@ -711,7 +760,7 @@ t.test('a grant ends while its token is changed: one after the other, and nothin
 t.test('OA-63 a form of /account has no effect if its session ended while the form waited', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { send, service, organization, addresses } = await startInstances(t)
+  const { send, service, organization, addresses } = await startTenant()
   const person = await makePerson(service, { [organization]: 'developer' })
   const browser = visitor(addresses[0]!)
   const account = await browser.signIn(await browser.open('/account'), person.email, person.password)
@@ -734,8 +783,8 @@ t.test('OA-63 a form of /account has no effect if its session ended while the fo
       await db.execute(sql`SELECT FROM users WHERE id = ${String(person.id)}::bigint FOR NO KEY UPDATE`)
       await db.execute(sql`SELECT FROM sessions WHERE user_id = ${String(person.id)}::bigint FOR UPDATE`)
       let isOver = false
-      const sent = browser.send({ ...formIn(page), action }, fields).finally(() => { isOver = true })
-      await pause(WAITS)
+      const { running: sent } = await begin(instances, () =>
+        browser.send({ ...formIn(page), action }, fields).finally(() => { isOver = true }))
       t.equal(isOver, false, `${action} waits`)
       await db.execute(sql`UPDATE sessions SET expires_at = now() WHERE user_id = ${String(person.id)}::bigint`)
       return { sent }
@@ -766,15 +815,14 @@ t.test('OA-63 a form of /account has no effect if its session ended while the fo
 })
 
 t.test('a long operation is refused if its token expired while the operation waited', { skip: ONE_SESSION }, async (t) => {
-  const { send, service, organization, addresses } = await startInstances(t)
+  const { send, service, organization, addresses } = await startTenant()
   await makeLevels(send, 'orbit', ['live'])
   const { token } = await service.token(organization, ['*'])
   const hash = `'\\x${hashToken(token).toString('hex')}'`
   const own = client(addresses, { token, organization } as Caller)
   const { sent } = await service.database.longTransactions.transaction(async (db) => {
     await db.execute(sql`SELECT FROM projects WHERE organization_id = ${organization} FOR NO KEY UPDATE`)
-    const sent = own('POST', '/orbit/encryption-key/rotate', {})
-    await pause(WAITS)
+    const { running: sent } = await begin(instances, () => own('POST', '/orbit/encryption-key/rotate', {}))
     await service.write(`UPDATE api_tokens SET expires_at = now() WHERE token_hash = ${hash}`)
     return { sent }
   })
@@ -784,7 +832,7 @@ t.test('a long operation is refused if its token expired while the operation wai
 t.test('an owner leaves while the account of another owner is locked: nothing waits for that lock', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { send, service, organization, addresses } = await startInstances(t)
+  const { send, service, organization, addresses } = await startTenant()
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const [other, leaving] = [
     await makePerson(service, { [organization]: 'owner' }), await makePerson(service, { [organization]: 'owner' })
@@ -795,9 +843,8 @@ t.test('an owner leaves while the account of another owner is locked: nothing wa
   const left = await service.database.longTransactions.transaction(async (db) => {
     await db.execute(account)
     let isOver = false
-    const leave = own('DELETE', `//api/v1/organizations/${organization}/members/${leaving.id}`)
-      .finally(() => { isOver = true })
-    await pause(WAITS)
+    const { running: leave } = await begin(instances, () =>
+      own('DELETE', `//api/v1/organizations/${organization}/members/${leaving.id}`).finally(() => { isOver = true }))
     t.same(await service.sql(`SELECT pid FROM ${ACTIVITY}
       WHERE datname = current_database() AND wait_event_type = 'Lock'`), [], 'no transaction waits for a lock')
     t.equal((await send('POST', '/secrets/store', { ...level, plaintext: 'A=1' })).status, 200, 'a store commits')
@@ -810,7 +857,7 @@ t.test('an owner leaves while the account of another owner is locked: nothing wa
 t.test('an owner’s account is closed while another owner leaves: one stays, or the operator is told', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { service, addresses } = await startInstances(t)
+  const { service, addresses } = await startTenant()
   const twoOwners = async () => {
     const { organization } = await service.organization()
     const [closed, leaving] = [
@@ -829,13 +876,13 @@ t.test('an owner’s account is closed while another owner leaves: one stays, or
     }
   }
   const one = await twoOwners()
-  const [closed, refused] = await inTurn(service, tokenOf(one.organization, one.tokens[1]!), one.disable, one.leave)
+  const [closed, refused] = await inTurn(instances, tokenOf(one.organization, one.tokens[1]!), one.disable, one.leave)
   t.same(valueOf(closed), [], 'there is nothing to tell')
   t.match(valueOf(refused), { status: 422, body: { error: 'last_owner' } })
   t.equal(await one.owners(), 1)
 
   const other = await twoOwners()
-  const [left, told] = await inTurn(service, other.membership, other.leave, other.disable)
+  const [left, told] = await inTurn(instances, other.membership, other.leave, other.disable)
   t.equal(statusOf(left), 204)
   t.match(valueOf(told), [/^nimbus-/], 'an operator closes the last one’s account, too, and is told')
 })

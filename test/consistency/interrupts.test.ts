@@ -1,4 +1,4 @@
-// runs: one database; 14 s
+// runs: one database
 import { spawn, spawnSync, type ChildProcessByStdio } from 'node:child_process'
 import { once } from 'node:events'
 import { createReadStream, createWriteStream, existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
@@ -174,10 +174,11 @@ t.test('an interrupted restore leaves an empty database', { skip }, async (t) =>
     place = { ...await emptyPlace(t), MASTER_KEY: env.MASTER_KEY! }
     return place
   }
-  for (const step of sample([/Comparing [#-]{24} /, /Verifying the backup [#-]{24} /], 2)) {
+  for (const step of LONG ? [/Comparing [#-]{24} /, /Verifying the backup [#-]{24} /] : []) {
     await inStep(t, step, ['restore', backedUp], emptyOne,
       /Interrupted\. Nothing was restored, and the database was not changed\.\n$/)
   }
+  if (!LONG) await emptyOne()
   await readingPipe(t, (pipe) => ({ args: ['restore', '-'], redirect: `< ${pipe}` }), place, whole,
     /Restoring: \d+\.\d MiB/, /Interrupted\. Nothing was restored, and the database was not changed\.\n$/, [0.4])
   const restored = inTerminal(t, ['restore', backedUp], place)
@@ -188,7 +189,10 @@ t.test('an interrupted restore leaves an empty database', { skip }, async (t) =>
   t.match(restored.shown(), /Restored 1 organization,/)
 })
 
-t.test('an interrupted drill removes its database', { skip }, async (t) => {
+t.test('an interrupted drill removes its database', {
+  // In `npm test`, backup/backup interrupts a drill.
+  skip: skip || (!LONG && 'runs in npm run test:proofs')
+}, async (t) => {
   const TMPDIR = scratchDirectory(t)
   const place = { TMPDIR, MASTER_KEY: env.MASTER_KEY! }
   const last = /Interrupted\. The drill is incomplete\. Its temporary database was removed\.\n$/
@@ -281,7 +285,7 @@ t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database 
     const place = { ...env, MASTER_KEY: newest, MASTER_KEYS_PREVIOUS: env.MASTER_KEY! }
     const session = sessionOf(t, env.DATABASE_URL!)
     const tables = { service_keys: '', organizations: '', encryption_keys: `WHERE organization_id = '${o}'` }
-    for (const [table, locked] of sample(Object.entries(tables), 2)) {
+    for (const [table, locked] of Object.entries(tables).filter(([table]) => LONG || table === 'organizations')) {
       await session.unsafe(`BEGIN; SELECT FROM ${table} ${locked} FOR UPDATE`)
       const rewrap = inTerminal(t, ['rewrap'], place)
       await rewrap.until(/Re-wrapping [#-]{24} \d+ of \d+ values/)

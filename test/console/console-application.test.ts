@@ -118,6 +118,7 @@ t.test('the browser changes documents of client-managed projects without touchin
   t.strictSame([...readValues('env', document)], [['A', '1'], ['B', 'two\nlines'], ['C', 'x']])
   t.equal(changeValue('env', document, 'C', 'y z'), document.replace("C='x'", "C='y z'"))
   t.equal(changeValue('env', document, 'D', '4'), `${document}D=4\n`)
+  t.equal(changeValue('env', 'A=1\r\nB=2', 'D', '4'), 'A=1\r\nB=2\r\nD=4')
   t.equal(changeValue('env', document, 'C', undefined), document.replace("C='x'\n", ''))
   t.equal(changeValue('env', 'A=1\r\nB=2\r\n', 'A', '3'), 'A=3\r\nB=2\r\n')
   for (const value of ['', "it's", 'a"b', '$HOME `x`', 'x # y', '{"k": "it\'s"}', '"it\'s"', 'a\'b"c`d', ' spaces ', 'l1\nl2', 'cr\rlf', '\t', '漢']) {
@@ -140,6 +141,46 @@ t.test('the browser changes documents of client-managed projects without touchin
   t.equal(changeValue('json', '\ufeff{"A": "\\u00e9\\"1.50", "B": [true, null, -1.5]}', 'A', '2'), '\ufeff{"A": "2", "B": [true, null, -1.5]}')
   t.strictSame([...readValues('json', '{"A": 1, "B": null, "C": {"x": 1}}')], [['A', '1'], ['B', ''], ['C', '{"x":1}']])
   t.equal(readValues('yaml', 'A: 1'), undefined)
+  for (const format of ['yaml', 'text']) t.throws(() => changeValue(format, '', 'A', '1'), /no names that the browser can read/)
+})
+
+t.test('the browser keeps the line endings of other names', async (t) => {
+  const { changeValue } = await load('values.ts')
+  const document = "A=1\r\nPEM='a\nb'\nB=\"c\r\nd\" # e\r\nC=2\rD=3\n"
+  t.equal(changeValue('env', document, 'A', 'x'), document.replace('1', 'x'))
+  t.equal(changeValue('env', document, 'B', undefined), document.replace('B="c\r\nd" # e\r\n', ''))
+  t.equal(changeValue('env', document, 'C', 'x y'), document.replace('C=2', "C='x y'"))
+  t.equal(changeValue('env', document, 'NEW', 'x'), `${document}NEW=x\n`)
+  t.equal(changeValue('env', `\ufeff${document}`, 'PEM', 'x'), `\ufeff${document.replace("'a\nb'", "'x'")}`)
+  t.equal(changeValue('env', 'A=1\rB=2\r', 'B', '3'), 'A=1\rB=3\r')
+})
+
+t.test('the browser keeps the types of JSON values', async (t) => {
+  const { changeOf, changeValue } = await load('values.ts')
+  const document = '{"A": {"x": 12345678901234567890}, "B": [1], "C": 1, "D": "{}", "E": null}'
+  for (const [name, value, json] of [
+    ['A', '{"x": 1.50}\n', '{"x":1.50}'], ['B', '{}', '{}'], ['C', '2', '"2"'], ['D', '[]', '"[]"'], ['E', '{}', '"{}"']
+  ] as const) {
+    const old = JSON.parse(document)[name] as unknown
+    const written = name === 'A' ? '{"x": 12345678901234567890}' : JSON.stringify(old)
+    t.equal(changeValue('json', document, name, value), document.replace(`"${name}": ${written}`, `"${name}": ${json}`), name)
+  }
+  for (const [name, value] of [['A', '{"x":12345678901234567890}'], ['B', '[1]'], ['C', '1'], ['E', '']] as const) {
+    t.equal(changeValue('json', document, name, value), document, 'the same text changes nothing')
+  }
+  for (const value of ['x', '', '1', '{', '"{}"']) t.throws(() => changeValue('json', document, 'A', value), /an object or a list/)
+  t.equal(changeOf('json', '{"A":{"x":1}}', '{"A":{"x":1.50}}'), undefined, 'an object is stored with the whole document')
+})
+
+t.test('the browser sends the types and digits of JSON values', async (t) => {
+  const { nestedValues, typedValues } = await load('values.ts')
+  t.equal(nestedValues({ A: ' {"x": [1.50, 12345678901234567890]}', 'B"': '1', C: 'null', D: '[]', ['__proto__']: 'x' }),
+    '{"A":{"x":[1.50,12345678901234567890]},"B\\"":"1","C":"null","D":[],"__proto__":"x"}')
+  t.equal(nestedValues({ A: '1', B: 'true', C: '{', D: '' }), undefined)
+  t.equal(typedValues('\ufeff{"A": {"x": 1.50, "x": 1e400}, "B": 1, "B": 12345678901234567890, "C": [true, null], "__proto__": "1"}\n'),
+    '{"A":{"x":1e400},"B":12345678901234567890,"C":[true,null],"__proto__":"1"}')
+  t.equal(typedValues('\ufeff{"A": "x", "B": {"c": 1, "c": 2}, "A": "y"}'), '{"A":"y","B":{"c":2}}')
+  for (const text of ['', ' \n']) t.equal(typedValues(text), '{}')
 })
 
 t.test('the browser reads JSON as the service does', async (t) => {
@@ -192,19 +233,12 @@ t.test('the browser keeps the line ends and types that a change does not name', 
   t.equal(changeValue('json', json, 't', '{}'), json.replace('true', '"{}"'), 'a text stays a text elsewhere')
 })
 
-t.test('an import of JSON into single names keeps types and digits', async (t) => {
-  const { typedBody } = await load('values.ts')
-  for (const [text, set] of [
-    ['{"A": 12345678901234567890, "B": {"c": [true, null, 1.0]}}\n', '{"A":12345678901234567890,"B":{"c":[true,null,1.0]}}'],
-    ['\ufeff{"A": "x", "B": {"c": 1, "c": 2}, "A": "y"}', '{"A":"y","B":{"c":2}}'], ['', '{}'], [' \n', '{}']
-  ] as const) t.equal(typedBody(text, { unset: ['C'], replace: ['A'] }), `{"set":${set},"unset":["C"],"replace":["A"]}`)
-})
-
 t.test('the first error of a text has the place that the service names', async (t) => {
   const { problemIn } = await load('values.ts')
   for (const [format, text] of [
     ['json', '{"A": x}'], ['json', '{\n"A": "1"\r\n"B": 2}'], ['json', '\ufeff{"🙂": }'], ['json', '{"A": "\n"}'], ['json', '[1]'], ['json', '{"A": 1'],
-    ['json', '"text"'], ['env', 'A=1\nnothing'], ['env', '\r\n\r\n= 1'], ['env', 'A="open']
+    ['json', '"text"'], ['json', 'null\n1'], ['json', '\n['], ['json', '\n"open'], ['json', '[1,\n 2'], ['json', '\n [1]\n'],
+    ['json', `{"A": [${'1,'.repeat(20000)}1]}`], ['json', `{"A":\n${'['.repeat(200000)}`], ['env', 'A=1\nnothing'], ['env', '\r\n\r\n= 1'], ['env', 'A="open']
   ] as const) {
     const { line, column } = documentError(format, text)!
     t.match({ line, column }, problemIn(format, text), `${format} ${JSON.stringify(text)}`)

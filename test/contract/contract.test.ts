@@ -1,4 +1,4 @@
-// runs: one database; 19 s
+// runs: one database
 import type { TSchema } from '@sinclair/typebox'
 import { getTableColumns, is } from 'drizzle-orm'
 import { PgTable } from 'drizzle-orm/pg-core'
@@ -17,7 +17,7 @@ import { validatorOf } from '../../src/http/bodies/validation.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
 import { startIsolatedApp, type Answer } from '../helpers/app.ts'
-import { LONG } from '../helpers/long.ts'
+import { byTurns, LONG } from '../helpers/long.ts'
 import {
   CALLED, fingerprint, furtherScopes, isGivenByTeams, makeOthers, OPERATIONS, OTHER_RESOURCES, publishedPaths, READS,
   prepare, requestOf, send, settle, type Access, type Depth
@@ -586,18 +586,24 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
       return answer
     }
     if (row.access === 'public') {
-      for (const [who, token] of nobody) check(who, await send(service, row, mine.ids, token), row.public ?? 200)
+      for (const [who, token] of byTurns(nobody, which, 3)) {
+        check(who, await send(service, row, mine.ids, token), row.public ?? 200)
+      }
       t.strictSame(wrong, [], id)
       continue
     }
-    for (const [who, token] of nobody) check(who, await send(service, row, mine.ids, token), 401, 'unauthenticated')
+    for (const [who, token] of byTurns(nobody, which, 3)) {
+      check(who, await send(service, row, mine.ids, token), 401, 'unauthenticated')
+    }
 
     const needed = row.needs ?? row.access
     // With any one other scope, and with all others.
     const refused: [who: string, token: string][] = needed === 'authenticated'
       ? []
-      // Without LONG, with each fifth other scope.
-      : [...perScope.filter(([scope], i) => scope !== needed && (LONG || i % 5 === which % 5)), ...lacking.get(needed)!]
+      : [
+          ...byTurns(perScope.filter(([scope]) => scope !== needed), which, 20),
+          ...byTurns(lacking.get(needed)!, which, 2)
+        ]
     for (const [who, token] of refused) {
       const { body, headers } = check(who, await send(service, row, mine.ids, token), 403, 'insufficient_permissions')
       const challenge = `Bearer realm="strongroom", error="insufficient_scope", scope="${needed}"`
@@ -613,7 +619,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
       const missing = check(
         'no such organization', await send(service, row, nowhere, mine.caller.token), 404, 'not_found'
       )
-      for (const [who, token] of strangers) {
+      for (const [who, token] of byTurns(strangers, which, 3)) {
         const stranger = check(who, await send(service, row, mine.ids, token), 404, 'not_found')
         if (stranger.text !== missing.text) wrong.push(`${who}: foreign and missing differ`)
       }
@@ -622,14 +628,15 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
       OTHER_RESOURCES.some(({ parameter }) => row.at.includes(`{${parameter}}`))
     if (names) {
       const nothing = check('what never was', await send(service, row, never, mine.caller.token), 404, 'not_found')
-      for (const [who, token] of own) {
+      for (const [who, token] of byTurns(own, which, 2)) {
         const there = check(
           `${who}, another organization’s things`, await send(service, row, foreign, token), 404, 'not_found'
         )
         if (there.text !== nothing.text) wrong.push(`${who}: another’s things and what never was differ`)
       }
       const named = row.at + JSON.stringify(typeof row.body === 'function' ? row.body(mine.ids) : row.body ?? '')
-      for (const [name, ids] of Object.entries(gone).filter(([name]) => named.includes(`{${name}}`))) {
+      const deletions = Object.entries(gone).filter(([name]) => named.includes(`{${name}}`))
+      for (const [name, ids] of byTurns(deletions, which, Math.max(1, deletions.length))) {
         const deleted = check(
           `a deleted ${name}`, await send(service, row, { ...mine.ids, ...ids }, mine.caller.token), 404, 'not_found'
         )
@@ -638,7 +645,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
         if (deleted.text !== absent.text) wrong.push(`a deleted ${name} and what never was differ`)
       }
     }
-    for (const [who, isThere, token] of letIn) {
+    for (const [who, isThere, token] of byTurns(letIn, which, 2)) {
       if (row.byPerson || needed === 'authenticated' || scopesOfRole('billing_manager').includes(needed as Scope)) continue
       const isGiven = isGivenByTeams(row)
       if (isGiven && (isThere || row.depth === 'organization')) {
@@ -653,7 +660,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
         }
       }
     }
-    for (const [who, at, token] of narrowed) {
+    for (const [who, at, token] of byTurns(narrowed, which, 3)) {
       const isAbove = at !== 'sibling' && DEPTHS.indexOf(row.depth) < DEPTHS.indexOf(at)
       const outside = at === 'organization' || (!row.filtersLevels && (at === 'sibling' || isAbove))
       if (row.narrowed !== undefined) check(who, await send(service, row, mine.ids, token), row.narrowed)
@@ -669,7 +676,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
   t.equal(
     quiet(await fingerprint(service)), quiet(before), 'nothing was changed by what was refused, nor by what only reads'
   )
-  t.ok(cells >= 20 * Object.keys(CALLED).length, `${cells} cells`)
+  t.ok(cells >= (LONG ? 20 : 6) * Object.keys(CALLED).length, `${cells} cells`)
 
   // The other side of each row: the one scope that is needed is enough, and a change leaves its event.
   for (const [id, row] of Object.entries(CALLED)) {
@@ -732,8 +739,10 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
 
   // An organization that is not active: what it may still do is on the rows.
   await service.sql(`UPDATE organization_counters SET status = 'suspended' WHERE organization_id = '${theirs.ids.organization}'`)
-  for (const [id, row] of Object.entries(CALLED)) {
+  for (const [which, [id, row]] of Object.entries(CALLED).entries()) {
     if (row.access === 'public') continue
+    // Without LONG, each exception and each third of the others.
+    if (!LONG && !row.whenInactive && which % 3 !== 0) continue
     const answer = await send(service, row, theirs.ids, theirs.caller.token)
     t.strictSame(
       [answer.status, answer.body?.error],

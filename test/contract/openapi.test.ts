@@ -1,4 +1,4 @@
-// runs: no database; 12 s
+// runs: no database
 import { execFile } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { promisify } from 'node:util'
@@ -13,6 +13,7 @@ import { MERGES, RAW_TYPE, READ_TYPE } from '../../schemas/secrets.ts'
 import { PROJECT_ROLES } from '../../schemas/teams.ts'
 import { ROLES } from '../../schemas/users.ts'
 import { operationsIn, ownErrorsOf } from '../helpers/contract.ts'
+import { LONG } from '../helpers/long.ts'
 import { renderDocuments } from '../../src/commands/serve/openapi.ts'
 import { scopesInProject } from '../../src/rules/roles.ts'
 
@@ -21,7 +22,7 @@ t.test('openapi.yaml, docs/scopes.md and the words of paths match the routes; ot
   for (const [file, text] of Object.entries(published)) {
     t.ok(readFileSync(file, 'utf8') === text, `${file} is out of date: run npm run openapi and commit the file`)
   }
-  t.strictSame(await renderDocuments(), published, 'it comes out the same every time')
+  if (LONG) t.strictSame(await renderDocuments(), published, 'it comes out the same every time')
   t.equal(parse(published['openapi.yaml']).openapi, '3.1.0')
 })
 
@@ -344,7 +345,7 @@ t.test('the OpenAPI 3.0 edition lints: all operations, one error schema, one sch
   const file = 'dist/openapi-3.0.json'
   const older = JSON.parse(readFileSync(file, 'utf8'))
   // A license has no SPDX identifier there.
-  t.strictSame(await lint(file), { errors: 0, others: ['info-license-strict'] })
+  if (LONG) t.strictSame(await lint(file), { errors: 0, others: ['info-license-strict'] })
   const allOf = (of: Published['paths']) => Object.values(of).flatMap((item) => Object.values(operationsIn(item)))
   const idsOf = (of: Published['paths']) => allOf(of).map(({ operationId }) => operationId)
   t.strictSame(idsOf(older.paths), idsOf(paths))

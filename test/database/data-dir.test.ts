@@ -1,4 +1,4 @@
-// runs: no database; 11 s
+// runs: no database; 7 s
 import { spawnSync } from 'node:child_process'
 import { chmodSync, chownSync, existsSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -39,7 +39,7 @@ t.test('CR-62: a DATA_DIR that every user can write, without the sticky bit, hol
   t.same(readdirSync(dir).toSorted(), files)
   // The key file of a database elsewhere, and an export that is verified without a database.
   t.match(await command(['audit', 'verify', '--file', join(dir, 'export')], env), { stderr: refused('0777').stderr })
-  for (const mode of sample([0o700, 0o770, 0o775, 0o755, 0o1777], 2)) {
+  for (const mode of sample([0o700, 0o770, 0o775, 0o755, 0o1777], 4)) {
     chmodSync(dir, mode)
     t.match(await command(['organization', 'list'], env), { code: 0, stdout: /Nimbus/ }, mode.toString(8))
   }
@@ -62,7 +62,7 @@ t.test('a mount point that every user can write is accepted if it is empty or al
   for (const [step, entry] of [
     ['touch "$1/notes"; chmod 644 "$1/notes"', 'notes'],
     ...LONG ? [['chmod 711 "$1/postgres"', 'postgres']] as const : [],
-    ['ln -s /tmp "$1/copy-1"', 'copy-1'], ...isRoot ? [['chown 65534 "$1/master.key"', 'master.key']] as const : []
+    ...LONG ? [['ln -s /tmp "$1/copy-1"', 'copy-1']] as const : [], ...isRoot ? [['chown 65534 "$1/master.key"', 'master.key']] as const : []
   ] as const) {
     t.same(await inMount(init, step, list), {
       code: 1,

@@ -303,6 +303,12 @@ t.test('JSON and YAML projects keep types: set replaces by any JSON, a merge pat
     ]) is(t, await json(other, places), 422, 'idempotency_key_reused')
     const reordered = '{"set": {"z": {"c": [{"k": 1.0, "l": 1}], "b": 2.50}, "y": 1, "x": 1.0}}'
     t.equal((await json(reordered, places)).headers['idempotent-replayed'], 'true')
+
+    // The same body as a merge patch would set the name `set`.
+    const types = { 'idempotency-key': `types-${secret_format}` }
+    t.equal((await json('{"set": {"x": 3}}', types)).status, 200)
+    is(t, await sent(MERGE, '{"set": {"x": 3}}', types), 422, 'idempotency_key_reused')
+    t.equal((await sent('application/json; charset=utf-8', '{"set":{"x":3}}', types)).headers['idempotent-replayed'], 'true')
   }
 })
 

@@ -249,7 +249,8 @@ t.test('yaml: a changed value keeps its style if the style can hold it, and ever
     ['a: | # c\n   one\n   two\n\n# d\nb: 1\n', { a: 'x\n\ny\n' }, [], 'a: | # c\n   x\n\n   y\n\n# d\nb: 1\n', 'a block stays a block'],
     ['a: >-\n  one\n  two\nb: 1\n', { a: 'x' }, [], 'a: >-\n  x\nb: 1\n'],
     ['a: >-\n  one\n  two\nb: 1\n', { a: 'x\ny' }, [], 'a: |-\n  x\n  y\nb: 1\n'],
-    ['a: |\n  one', { a: 'x\n' }, [], 'a: |\n  x'],
+    ['a: |\n  one', { a: 'x\n' }, [], 'a: |\n  x\n', 'other readers need the line ending'],
+    ['a: |\n  one', { a: 'x' }, [], 'a: |-\n  x'],
     ['a: |+ # c\n  one\n\n\nb: 1\n', { a: ' x' }, [], "a: ' x' # c\nb: 1\n"],
     ['a: |\n  one', { a: '\u0000' }, [], 'a: "\\u0000"'],
     ['a: # c\n  x: 1 # d\n  # e\n# f\nb:\n- 1\n- 2\nc: [1,\n  2] # g\n', { a: '1', b: '2', c: '3' }, [],
@@ -268,11 +269,13 @@ t.test('yaml: a removed name goes with its lines and the comment behind it; the 
     ['a: 1\nb:\n  x: 1\n  # in\n  y: 2\n\nc: |\n  x\n\n# d\nd: 4\n', {}, ['b', 'c'], 'a: 1\n\n\n# d\nd: 4\n'],
     ['? a\n: 1\n? b\n: 2\n', {}, ['a'], '? b\n: 2\n'],
     ['---\na: 1\n...\n', {}, ['a'], '---\n...\n'],
+    ['a: 1\n...\n', {}, ['a'], '{}\n...\n', 'other readers refuse a line `...` without a document'],
+    ['# c\r\n a: |\r\n  x\r\n b: 2\r\n...', {}, ['a', 'b'], '# c\r\n{}\r\n...'],
     ['# c\r\na: 1\r\n', {}, ['a'], '# c\r\n'],
     ['a: 1\nb: 2', {}, ['b'], 'a: 1', 'a missing final line ending stays missing'],
     ['a: 1\r\nb:\r\n  x: 1\r\nc: |\r\n  x', {}, ['b', 'c'], 'a: 1'],
     ['a: 1\n# c\nb: 2 # d', {}, ['b'], 'a: 1\n# c'],
-    ['a: |\n  x\nb: 2', {}, ['b'], 'a: |\n  x'],
+    ['a: |\n  x\nb: 2', {}, ['b'], 'a: |\n  x\n', 'other readers need the line ending'],
     ['a: |+\n  x\n\nb: 2', {}, ['b'], 'a: |+\n  x\n\n', 'the line ending is a part of the value'],
     ['c: two words\na: |+\n  x\n\nb: 2', { c: 'three words' }, ['b'], 'c: three words\na: |+\n  x\n\n'],
     ['a: |+\n  x\n\n# c\nb: 2', {}, ['b'], 'a: |+\n  x\n\n# c'],
@@ -315,6 +318,27 @@ t.test('yaml: a removed name below a block scalar leaves its lines out of the sc
   ])
 })
 
+t.test('yaml: a last line of a block scalar without a line ending stays the last line, also for other readers', async (t) => {
+  check(t, 'yaml', [
+    ['# c\na: 1\nk: |\n  x', { b: '2', c: '3' }, [], "# c\nb: '2'\nc: '3'\na: 1\nk: |\n  x", 'new names go to the top'],
+    ['---\r\nk: >+ # c\r\n  x', { b: '2' }, [], "---\r\nb: '2'\r\nk: >+ # c\r\n  x"],
+    [' a: 1\n k:\n  - l: |2\n      x', { b: '2' }, ['a'], " b: '2'\n k:\n  - l: |2\n      x"],
+    ['a: 1\nk: |\n  x', { a: '2', b: '3' }, [], "b: '3'\na: '2'\nk: |\n  x"],
+    ['a: 1\nk: |\n  x', {}, ['a'], 'k: |\n  x'],
+    ['a: 1\nk: |+\n  x\n  ', { b: '2' }, [], "b: '2'\na: 1\nk: |+\n  x\n  ", 'blanks in the last line'],
+    ['k:\n- >+\n  x\n\n ', { b: '2' }, [], "b: '2'\nk:\n- >+\n  x\n\n "],
+    ['k: |\n  x', { k: 'y\n', b: '2' }, [], "k: |\n  y\nb: '2'"],
+    ['k: |\n  x', { k: 'x\n' }, [], 'k: |\n  x\n', 'the same text is written, because others read it without the line feed'],
+    ['k: |\n  x\n', { k: 'x\n' }, [], 'k: |\n  x\n'],
+    ['k: |-\n  x', { b: '2' }, [], "k: |-\n  x\nb: '2'", 'readers agree on a block scalar without its last line feed'],
+    ['k: |\n  x\n# c', { b: '2' }, [], "k: |\n  x\n# c\nb: '2'"],
+    ['k: |', { b: '2' }, [], "k: |\nb: '2'"],
+    ['a:\nk: "|"', { a: '', b: '2' }, [], "a:\nk: \"|\"\nb: '2'"],
+    ['k:\n  l: |\n    x\nb: 1', {}, ['b'], 'k:\n  l: |\n    x\n'],
+    ['k: |-\n  x\nb: 1', {}, ['b'], 'k: |-\n  x']
+  ])
+})
+
 t.test('yaml: comments and blanks in a mapping in braces stay when its only names change', async (t) => {
   check(t, 'yaml', [
     ['{\n# c\n}', { a: 'x' }, [], '{a: x,\n# c\n}'],
@@ -342,7 +366,7 @@ t.test('yaml: a new name goes to the end, into the mapping and before the end of
     ['a: 1\r\n# c\r\n...\r\n# d', { b: 'x' }, [], 'a: 1\r\n# c\r\nb: x\r\n...\r\n# d'],
     ['a: 1\n# c', { b: 'x' }, [], 'a: 1\n# c\nb: x'],
     ['a: |+\n  x\n\n', { b: 'x' }, [], 'a: |+\n  x\n\nb: x\n'],
-    ['a: |\n  x', { b: 'x' }, [], 'a: |\n  x\nb: x'],
+    ['a: |\n  x', { b: 'x' }, [], 'b: x\na: |\n  x'],
     ['a: 1\n', { '<<': 'x', null: 'why', 'a b': 'z', '': 'w', 8080: 'v', '# c': 'u' }, [],
       "a: 1\n'8080': v\n'<<': x\n'null': why\na b: z\n'': w\n'# c': u\n"],
     ['a: 1\n', { ['k'.repeat(2000)]: 'x' }, [], `a: 1\n? ${'k'.repeat(2000)}\n: x\n`, 'a long name is an explicit key'],

@@ -7,6 +7,7 @@ import type { Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
 import type { Costs } from '../../src/crypto/costs.ts'
 import { connect, databaseError, DatabaseUnavailable } from '../../src/db/database.ts'
+import { queueOf } from '../../src/db/changes/queue.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
 import { startIsolatedApp, type TestApp } from './app.ts'
 import { beside } from './statements.ts'
@@ -105,8 +106,10 @@ export async function startBeside (
 }
 
 /**
- * Starts the service with real sockets: two instances on PostgreSQL, or one with the embedded database. `send` uses the
- * instances in turn, `sends` has a client for each instance; both repeat requests after 503. `sendOnce` does not.
+ * Starts the service with real sockets: two instances on PostgreSQL, or one with the embedded database, and makes an
+ * organization. `send` uses the instances in turn, `sends` has a client for each instance; both repeat requests after
+ * 503. `sendOnce` does not. `tenant` makes another organization, with such clients. `waiting` counts the changes in the
+ * queues of the instances.
  */
 export async function startInstances (t: Test, costs?: Costs) {
   // A database of its own: checks what all organizations of the database have counted.
@@ -117,15 +120,18 @@ export async function startInstances (t: Test, costs?: Costs) {
     await second.listen({ host: '127.0.0.1', port: 0 })
     addresses.push(`http://127.0.0.1:${(second.server.address() as AddressInfo).port}`)
   }
-  const caller = await service.organization()
-  return {
-    service,
-    addresses,
-    send: patient(client(addresses, caller)),
-    sends: addresses.map((address) => patient(client(address, caller))),
-    sendOnce: client(addresses, caller),
-    organization: caller.organization
+  const apps = second === undefined ? [service.app] : [service.app, second]
+  const tenant = async () => {
+    const caller = await service.organization()
+    return {
+      send: patient(client(addresses, caller)),
+      sends: addresses.map((address) => patient(client(address, caller))),
+      sendOnce: client(addresses, caller),
+      organization: caller.organization
+    }
   }
+  const waiting = () => apps.reduce((sum, { db }) => sum + queueOf(db).figures.waiting, 0)
+  return { service, addresses, apps, waiting, tenant, ...await tenant() }
 }
 
 /** A generator of pseudorandom numbers from 0 to 1 (mulberry32). */

@@ -1,4 +1,4 @@
-// runs: one database; 27 s
+// runs: one database
 import { once } from 'node:events'
 import { readFileSync, writeFileSync } from 'node:fs'
 import { createServer, type AddressInfo } from 'node:net'
@@ -133,14 +133,17 @@ async function projectOf (send: Send, slug: string) {
   return { organization_id: attributes.organization_id as string, project_id: attributes.ulid as string }
 }
 
-const KILLS = LONG ? { postgres: 20, embedded: 5 } : { postgres: 1, embedded: 1 }
+const KILLS = { postgres: 20, embedded: LONG ? 5 : 1 }
 // As many batches as that many kills leave something of.
-const MANY = LONG ? { organizations: 700, keys: 6000 } : { organizations: 250, keys: 1000 }
+const MANY = { organizations: 700, keys: 6000 }
 const EMBEDDED = LONG ? { organizations: 300, keys: 1500 } : { organizations: 250, keys: 500 }
 // Without a pause between two writes the writers compute more than all the rest.
 const PAUSE = 20
 
-t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with two keys write: nothing is lost`, needsServer, async (t) => {
+t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with two keys write: nothing is lost`, {
+  // In `npm test`, rewrap is killed on the embedded database, and the instances write without a kill.
+  skip: needsServer.skip || (!LONG && 'runs in npm run test:proofs')
+}, async (t) => {
   const { database, url, drop } = await freshDatabase()
   t.teardown(async () => {
     await database.close()
@@ -156,34 +159,6 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with two ke
   await makeLevels(send, 'keys', ['live'])
   const of = await projectOf(send, 'keys')
   await insertMany(db, ringOf(OLD), of, MANY)
-
-  await t.test('CR-13: without a key that is still needed nothing starts, and nothing changes', async (t) => {
-    const taken = createServer().listen(0, '127.0.0.1')
-    await once(taken, 'listening')
-    t.teardown(() => taken.close())
-    // A start that came as far as the port would complain about that one.
-    const PORT = String((taken.address() as AddressInfo).port)
-    // The running instances add to the counts of requests at any time.
-    const checked = async () => {
-      const { 'public.api_usage': _, ...tables } = await checksums(db)
-      return tables
-    }
-    const before = await checked()
-    t.ok(Object.keys(before).length > 10)
-    const other = generateMasterKey().text
-    const wrong = `k1:${other.split(':')[1]}`
-    const [onlyNew, onlyOther, wrongOld, rewrapping] = await Promise.all([
-      command(['serve'], { ...env, PORT, ...environment(NEW) }),
-      command(['serve'], { ...env, PORT, ...environment(other) }),
-      command(['serve'], { ...env, PORT, ...environment(NEW, wrong) }),
-      command(['rewrap'], { ...env, ...environment(other, NEW) })
-    ])
-    refused(t, onlyNew, /^Master key k1 is missing/)
-    refused(t, onlyOther, /^Master key k[12] is missing/)
-    refused(t, wrongOld, /^Master key k1 is wrong/)
-    refused(t, rewrapping, /^Master key k1 is missing/)
-    t.strictSame(await checked(), before)
-  })
 
   const frozen = await frozenOf(db)
   const next = random(20)
@@ -350,7 +325,7 @@ t.test(`CR-14: ${KILLS.embedded} kills of rewrap on the embedded database; the k
 
 /** Two instances on one database, whose rings have the same keys and different newest ones. */
 async function twoInstances (t: Test) {
-  const { database, drop } = await freshDatabase()
+  const { database, drop, env } = await freshDatabase()
   const old = ringOf(OLD, NEW)
   const renewed = ringOf(NEW, OLD)
   for (const keyring of [old, renewed]) await openRows(database, keyring)
@@ -372,10 +347,39 @@ async function twoInstances (t: Test) {
     })
     return { status: response.statusCode, body: response.json() }
   }) as [Through, Through]
-  return { database, db: database.db, old, renewed, organization, throughOld, throughNew }
+  return { database, db: database.db, env, old, renewed, organization, throughOld, throughNew }
 }
 
 type Through = (method: 'GET' | 'POST', path: string, payload?: object) => Promise<{ status: number, body: any }>
+
+t.test('CR-13: without a key that is still needed nothing starts, and nothing changes', needsServer, async (t) => {
+  const { db, env } = await twoInstances(t)
+  const taken = createServer().listen(0, '127.0.0.1')
+  await once(taken, 'listening')
+  t.teardown(() => taken.close())
+  // A start that came as far as the port would complain about that one.
+  const PORT = String((taken.address() as AddressInfo).port)
+  // The running instances add to the counts of requests at any time.
+  const checked = async () => {
+    const { 'public.api_usage': _, ...tables } = await checksums(db)
+    return tables
+  }
+  const before = await checked()
+  t.ok(Object.keys(before).length > 10)
+  const other = generateMasterKey().text
+  const wrong = `k1:${other.split(':')[1]}`
+  const [onlyNew, onlyOther, wrongOld, rewrapping] = await Promise.all([
+    command(['serve'], { ...env, PORT, ...environment(NEW) }),
+    command(['serve'], { ...env, PORT, ...environment(other) }),
+    command(['serve'], { ...env, PORT, ...environment(NEW, wrong) }),
+    command(['rewrap'], { ...env, ...environment(other, NEW) })
+  ])
+  refused(t, onlyNew, /^Master key k1 is missing/)
+  refused(t, onlyOther, /^Master key k[12] is missing/)
+  refused(t, wrongOld, /^Master key k1 is wrong/)
+  refused(t, rewrapping, /^Master key k1 is missing/)
+  t.strictSame(await checked(), before)
+})
 
 t.test('CR-14: what one instance wraps the other opens, before a re-wrap and after it', async (t) => {
   const { database, db, renewed, throughOld, throughNew } = await twoInstances(t)

@@ -1,4 +1,4 @@
-// runs: one database; 20 s
+// runs: one database
 import { createHook } from 'node:async_hooks'
 import t, { type Test } from 'tap'
 import { openBlob, sealBlob } from '../../src/crypto/blob.ts'
@@ -7,7 +7,7 @@ import { makeProof } from '../../src/crypto/key-proof.ts'
 import { secretKey } from '../../src/crypto/primitives.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { startIsolatedApp } from '../helpers/app.ts'
-import { SLOW } from '../helpers/costs.ts'
+import { QUICK, SLOW } from '../helpers/costs.ts'
 import { LONG } from '../helpers/long.ts'
 import { startServer } from '../helpers/process.ts'
 import {
@@ -22,7 +22,14 @@ const ROTATIONS = LONG ? 8 : 3
 const CLIENTS = LONG ? 20 : 8
 const WRITES = 3
 
-type Running = Awaited<ReturnType<typeof startInstances>>
+const instances = await startInstances(t)
+/** The two instances, with these costs of a key derivation, and with an organization of the test. */
+const startTenant = async (costs = QUICK) => {
+  for (const app of instances.apps) app.costs = costs
+  return { ...instances, ...await instances.tenant() }
+}
+
+type Running = Awaited<ReturnType<typeof startTenant>>
 type Document = { id: string, content: string, key_version: string, etag: string, version: string | null }
 
 const pathOf = ({ project, target, environment }: Level) =>
@@ -94,7 +101,7 @@ async function agree (
 }
 
 t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations: a read document opens with its key version; no write is lost`, async (t) => {
-  const running = await startInstances(t, SLOW)
+  const running = await startTenant(SLOW)
   const { failures, send, sends } = watched(running)
   const levels = await makeLevels(send, 'orbit', ['live', 'test'])
   const operations: Operation[] = []
@@ -218,7 +225,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations: a read document opens with its key 
 
 t.test('of two rotations of the same key one is 200, one 409 key_version_conflict and leaves nothing behind', async (t) => {
   // While one derives its key, the others see the same one.
-  const running = await startInstances(t, SLOW)
+  const running = await startTenant(SLOW)
   const { service, sends } = running
   const levels = await makeLevels(running.send, 'orbit', ['live'])
   const operations = []
@@ -234,14 +241,15 @@ t.test('of two rotations of the same key one is 200, one 409 key_version_conflic
     )
   }
   t.same(await service.sql(
-    'SELECT version, is_active, rotated_at IS NULL AS current FROM encryption_keys ORDER BY version'
+    `SELECT version, is_active, rotated_at IS NULL AS current FROM encryption_keys
+      WHERE organization_id = '${running.organization}' ORDER BY version`
   ),
   times(5, (index) => ({ version: index + 1, is_active: index === 4, current: index === 4 })))
   t.same((await replay((query) => service.sql(query), running.organization, operations)).problems, [])
 })
 
 t.test('S-6.6: a first store that races a rotation is under the new key, or came before the rotation', async (t) => {
-  const running = await startInstances(t)
+  const running = await startTenant()
   const { failures, send, sends } = watched(running)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const operations: Operation[] = []
@@ -264,7 +272,7 @@ t.test('S-6.6: a first store that races a rotation is under the new key, or came
 const triple = ({ registration: { storage_mode: _, ...rest } }: ClientKey) => rest
 
 t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client overwrite no write that they did not see`, async (t) => {
-  const running = await startInstances(t)
+  const running = await startTenant()
   const { failures, send, sends } = watched(running)
   const keys = new Map([['1', await clientKey('key string 1')]])
   const levels = await makeLevels(send, 'orbit', ['live', 'test'], keys.get('1')!.registration)
@@ -386,7 +394,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client overwrite no write that 
 })
 
 t.test('CR-27: once a change of custody is acknowledged no instance decrypts or takes plaintext', async (t) => {
-  const running = await startInstances(t)
+  const running = await startTenant()
   const { failures, sends } = watched(running)
   const { service, organization } = running
   const levels = await makeLevels(sends[0]!, 'orbit', ['live'])
@@ -440,7 +448,7 @@ t.test('CR-27: once a change of custody is acknowledged no instance decrypts or 
     t.equal(stores.length, kept.length, 'every acknowledged store is there')
     t.ok(stores.every(({ seq }) => Number(seq) < Number(change!.seq)), 'and came before the change')
     t.same(
-      await service.sql('SELECT key_string, data_key FROM encryption_keys'), [{ key_string: null, data_key: null }]
+      await service.sql(`SELECT key_string, data_key FROM encryption_keys WHERE organization_id = '${organization}'`), [{ key_string: null, data_key: null }]
     )
 
     for (const through of sends) {
@@ -463,7 +471,7 @@ t.test('CR-27: once a change of custody is acknowledged no instance decrypts or 
 })
 
 t.test('CR-16: of 100 requests at once that each derive a key two do so at a time, others queue or get 503', async (t) => {
-  const { service, send, sendOnce, organization } = await startInstances(t, COSTS)
+  const { service, send, sendOnce, organization } = await startTenant(LONG ? COSTS : SLOW)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   await store(send, level!, 'A=1')
   const running = new Set<number>()
@@ -501,9 +509,10 @@ t.test('CR-16: of 100 requests at once that each derive a key two do so at a tim
     t.ok(order.indexOf(name) < order.lastIndexOf('derivation') - 10, `${name} did not wait for the queue`)
   }
 
-  const [left] = await service.sql(`SELECT (SELECT count(*) FROM projects WHERE slug LIKE 'cold-%')::int AS projects,
-    (SELECT count(*) FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) WHERE p.slug LIKE 'cold-%' AND k.is_active)::int AS keys,
-    (SELECT count(*) FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) WHERE p.slug = 'orbit')::int AS rotated,
+  const own = `p.organization_id = '${organization}'`
+  const [left] = await service.sql(`SELECT (SELECT count(*) FROM projects p WHERE ${own} AND slug LIKE 'cold-%')::int AS projects,
+    (SELECT count(*) FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) WHERE ${own} AND p.slug LIKE 'cold-%' AND k.is_active)::int AS keys,
+    (SELECT count(*) FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) WHERE ${own} AND p.slug = 'orbit')::int AS rotated,
     (SELECT count(*) FROM audit_events WHERE organization_id = '${organization}' AND action = 'project.create')::int AS events`)
   t.same(
     left, { projects: count(201), keys: count(201), rotated: 1 + count(200), events: 1 + count(201) },

@@ -13,7 +13,7 @@ import { checkHashOf } from '../../src/vault/keys/keys.ts'
 import { provesAnyKey } from '../../src/vault/keys/proofs.ts'
 import { createHistoryWorker } from '../../src/vault/jobs/worker.ts'
 import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
-import { QUICK } from '../helpers/costs.ts'
+import { QUICK, SLOW } from '../helpers/costs.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { patiently } from '../helpers/traffic.ts'
 
@@ -699,7 +699,7 @@ t.test('a re-encryption by the client that has nothing left to do is done, and a
 })
 
 t.test('two rotations of one project at once: one is 200, the other 409', async (t) => {
-  test.app.costs = COSTS
+  test.app.costs = SLOW
   t.teardown(() => { test.app.costs = QUICK })
   let at = await serverProject()
   let answers = await Promise.all([rotateServer(at), rotateServer(at)])

@@ -1,11 +1,10 @@
-// runs: no database; 15 s
-import { join } from 'node:path'
+// runs: one database
 import t, { type Test } from 'tap'
 import { ULID_PATTERN } from '../../schemas/shapes.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { readDoc } from '../helpers/docs.ts'
-import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
-import { run, scratchDirectory, startServer } from '../helpers/process.ts'
+import { IN_PROOFS } from '../helpers/long.ts'
+import { emptyPlace, run, startServer } from '../helpers/process.ts'
 
 t.setTimeout(90_000)
 
@@ -27,18 +26,20 @@ async function tour (t: Test, env: Record<string, string>) {
   t.equal((await server.stop()).code, 0)
 }
 
-t.test('the tour goes through on the embedded database', async (t) => {
-  await tour(t, { DATA_DIR: join(scratchDirectory(t), 'data') })
+const placeFor = async (t: Test, kind?: string) =>
+  ({ ...await emptyPlace(t, kind), MASTER_KEY: generateMasterKey().text })
+
+t.test('the tour goes through on the database of the run', async (t) => {
+  await tour(t, await placeFor(t))
 })
 
-t.test('the tour goes through on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
-  const postgres = await startPostgres({ durable: false })
-  t.teardown(postgres.close)
-  await tour(t, { DATABASE_URL: postgres.url, MASTER_KEY: generateMasterKey().text })
+// The test of the first start in `operations/cli` runs it too.
+t.test('the tour goes through on the embedded database', IN_PROOFS, async (t) => {
+  await tour(t, await placeFor(t, 'embedded'))
 })
 
 t.test('the examples of the README, the pages of encryption and access, and the tour run one after the other', async (t) => {
-  const server = await startServer(t, { DATA_DIR: join(scratchDirectory(t), 'data') })
+  const server = await startServer(t, await placeFor(t))
   const { token, organization } = server.first!
   const examples = ['README.md', 'docs/encryption.md', 'docs/tour.md', 'docs/access.md']
     .map((path) => readDoc(path).blocks('sh'))

@@ -10,7 +10,7 @@ import { makeLevel, startIsolatedApp, type Answer, type Caller, type TestApp } f
 import { answersOf, statusesOf } from '../helpers/contract.ts'
 import { OPERATIONS, prepare, publishedPaths, requestOf, settle, type World } from '../helpers/operations.ts'
 import { badlyFramed, FORWARDED, PATHOLOGICAL } from '../helpers/hostile.ts'
-import { LONG } from '../helpers/long.ts'
+import { byTurns, LONG } from '../helpers/long.ts'
 import { rest } from '../helpers/sockets.ts'
 
 const LEAK =
@@ -404,11 +404,11 @@ t.test('RL-18 NUL characters and lone surrogates are 422 in every string of ever
     const url = path.replace('{organization}', caller.organization).replace('{project}', 'orbit').replace(
       '{target}', 'backend'
     ).replace('{environment}', 'live').replace('{version}', '1')
-    for (const member of [...Object.keys(schema.properties), 'unheard-of']) {
-      for (const [bad, name] of [
+    for (const [which, member] of [...Object.keys(schema.properties), 'unheard-of'].entries()) {
+      for (const [bad, name] of byTurns([
         ['a\\u0000b', 'NUL'], ['\\ud800', 'a high surrogate'], ['x\\uDFFF', 'a low surrogate'],
         ['\\udc00\\ud800', 'a reversed pair']
-      ] as const) {
+      ] as const, which, 4)) {
         const body = JSON.stringify({ ...example, [member]: 'BAD' }).replace('BAD', bad)
         const answer = await service.inject({
           method: method as 'POST',
@@ -971,7 +971,7 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
   const succeeded = (id: string) => [...seen.get(id) ?? []].some((status) => status < 300)
   let { caller: at, ids } = await freshWorld()
 
-  for (let i = 0; i < (LONG ? 25 : 10) * operations.length; i++) {
+  for (let i = 0; i < (LONG ? 25 : 3) * operations.length; i++) {
     const operation = operations[i % operations.length]!
     const row = OPERATIONS[operation.id]!
     // What takes something away that others act on does so seldom, once it has.
@@ -1031,7 +1031,7 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
   t.ok(operations.length >= 40, `${operations.length} operations`)
   const missed = operations.map(({ id }) => id).filter((id) => !succeeded(id))
   t.ok(
-    missed.length < operations.length * 0.2, `all but ${missed.join()} were reached with something good as well`
+    missed.length < operations.length * (LONG ? 0.2 : 0.5), `all but ${missed.join()} were reached with something good as well`
   )
   t.equal((await caller.call('GET', '/organization')).status, 200)
   t.equal(({} as Record<string, unknown>).polluted, undefined)

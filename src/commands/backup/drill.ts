@@ -83,8 +83,7 @@ async function drill (
 }
 
 async function withScratch (act: (database: Database) => Promise<void>): Promise<void> {
-  const dir = mkdtempSync(join(tmpdir(), 'strongroom-drill-'))
-  const remove = makeScratch(dir)
+  const { path: dir, remove } = makeScratch(() => mkdtempSync(join(tmpdir(), 'strongroom-drill-')))
   try {
     const database = await connect({ dir, pool: 1, durable: false })
     try {

@@ -33,9 +33,11 @@ export function writeDurably (file: string, text: string, mode: number): void {
 export async function writeStreamDurably (
   file: string, chunks: AsyncIterable<Uint8Array>, mode: number
 ): Promise<void> {
-  const draft = draftOf(file)
-  closeSync(openSync(draft, WRITING, mode))
-  const remove = makeScratch(draft)
+  const { path: draft, remove } = makeScratch(() => {
+    const draft = draftOf(file)
+    closeSync(openSync(draft, WRITING, mode))
+    return draft
+  })
   try {
     const handle = await open(draft, constants.O_WRONLY | constants.O_NOFOLLOW)
     try {

@@ -129,8 +129,7 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
 
 async function openCopy (config: Config, locked: DirectoryLocked): Promise<Database> {
   // The copy is in the data directory, so that the same permissions protect the copy.
-  const dir = mkdtempSync(join(config.dataDir, COPY))
-  const remove = makeScratch(dir)
+  const { path: dir, remove } = makeScratch(() => mkdtempSync(join(config.dataDir, COPY)))
   let unlock = () => {}
   const clear = () => {
     unlock()

@@ -1,24 +1,41 @@
-import { rmSync } from 'node:fs'
+import { existsSync, rmSync } from 'node:fs'
 import { constants } from 'node:os'
 
 const SIGNALS = ['SIGINT', 'SIGTERM'] as const
 export type Signal = typeof SIGNALS[number]
 
+// A removal is tried this often, with a pause between two attempts.
+const REMOVALS = 50
+const PAUSE_MS = 20
+// How long a thread has, after the removal of the directory that it fills, to notice it.
+const SETTLING_MS = 100
+
 const registered = new Set<string>()
+let making = 0
 let interception: { act: (signal: Signal) => void, isFirst: boolean } | undefined
 let isListening = false
 
 /**
- * Registers a temporary file or directory that this process has just created. Call it right after the synchronous call
- * that creates the path, so that no signal comes between, and a path of another process is never removed. SIGINT and
- * SIGTERM remove the path and end the process. Returns a function that removes and unregisters the path.
+ * Creates a temporary file or directory: `make` creates it synchronously and returns its path, or throws if it exists.
+ * SIGINT and SIGTERM remove the path and end the process. They are handled before the path exists, so that none of them
+ * leaves it. Returns the path and a function that removes and unregisters it.
  */
-export function makeScratch (path: string): () => void {
-  registered.add(path)
+export function makeScratch (make: () => string): { path: string, remove: () => void } {
+  making++
   listen()
-  return () => {
-    remove(path)
-    registered.delete(path)
+  try {
+    const path = make()
+    registered.add(path)
+    return {
+      path,
+      remove: () => {
+        remove(path)
+        registered.delete(path)
+        listen()
+      }
+    }
+  } finally {
+    making--
     listen()
   }
 }
@@ -52,6 +69,16 @@ export const statusOf = (signal: Signal): number => 128 + constants.signals[sign
 
 /** Removes all registered paths and ends the process. */
 export function endBy (signal: Signal): never {
+  removeRegistered()
+  if (registered.size > 0) {
+    // A thread that fills a directory can make it again, and ends when it misses a directory that it made before.
+    pause(SETTLING_MS)
+    removeRegistered()
+  }
+  process.exit(statusOf(signal))
+}
+
+function removeRegistered (): void {
   for (const path of registered) {
     try {
       remove(path)
@@ -59,11 +86,10 @@ export function endBy (signal: Signal): never {
       // Exit even if a path cannot be removed.
     }
   }
-  process.exit(statusOf(signal))
 }
 
 function listen (): void {
-  const isNeeded = interception !== undefined || registered.size > 0
+  const isNeeded = interception !== undefined || registered.size > 0 || making > 0
   if (isNeeded === isListening) return
   isListening = isNeeded
   for (const name of SIGNALS) {
@@ -78,7 +104,18 @@ function handle (signal: Signal): void {
   interception.act(signal)
 }
 
-// Retries, because a database thread or another process may still write into the directory.
+// A database thread or another process may still write into the directory, and the retries of `rmSync` do not look for
+// new files.
 function remove (path: string): void {
-  rmSync(path, { recursive: true, force: true, maxRetries: 10 })
+  for (let attempt = 1; ; attempt++) {
+    try {
+      rmSync(path, { recursive: true, force: true })
+    } catch (error) {
+      if (attempt === REMOVALS) throw error
+    }
+    if (!existsSync(path) || attempt === REMOVALS) return
+    pause(PAUSE_MS)
+  }
 }
+
+const pause = (milliseconds: number) => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, milliseconds)

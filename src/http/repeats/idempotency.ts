@@ -1,4 +1,5 @@
 import { Type } from '@sinclair/typebox'
+import { MERGE_PATCH_TYPE } from '../../../schemas/changes.ts'
 import { Patterned } from '../../../schemas/shapes.ts'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { sameBytes, sha256 } from '../../crypto/primitives.ts'
@@ -268,15 +269,17 @@ const inOrder = (_name: string, value: unknown) => typeof value === 'object' && 
 // parts are the request line, each field and each list element. To keep different requests apart, each kind of part is
 // an array of another length: three items for the request line and for the head of a list, two for any other field, one
 // for a list element, four for the numbers that the parsed body does not have as they were sent.
-async function digestOfRequest ({ method, url, query, body, bodyText }: FastifyRequest): Promise<Buffer> {
+async function digestOfRequest ({ method, mediaType, url, query, body, bodyText }: FastifyRequest): Promise<Buffer> {
   const members = Object.entries(inOrder('', body ?? {}) as object).flatMap(([name, value]: [string, unknown]) =>
     Array.isArray(value) ? [[name, 'list', value.length], ...value.map((one: unknown) => [one])] : [[name, value]])
   if (bodyText !== null && changedNumbers(bodyText).length > 0) {
     members.push(['numbers', 'as', 'sent', valuesAsSpelled(bodyText)])
   }
+  // The same body means another change as a merge patch.
+  const start = mediaType === MERGE_PATCH_TYPE ? `${method} ${mediaType}` : method
   let digest: Buffer = Buffer.alloc(0)
   let length = 0
-  for (const part of [[method, url.split('?', 1)[0], query], ...members]) {
+  for (const part of [[start, url.split('?', 1)[0], query], ...members]) {
     const text = JSON.stringify(part, inOrder)
     digest = sha256(Buffer.concat([digest, Buffer.from(text)]))
     length += text.length

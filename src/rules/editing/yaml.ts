@@ -26,15 +26,27 @@ interface Source {
 }
 
 export function yamlEditor (text: string, entries: Entries): Editor {
-  const found: YamlSource = {}
   const typed = emptyEntries()
+  const source = sourceOf(text, entries, typed)
+  const open = openBlock(source)
+  return {
+    typed,
+    attempts: 4,
+    ambiguous: (names) => new Set(source.members.flatMap(({ name, item }) =>
+      open !== undefined && item.value === open && names.has(name) ? [name] : [])),
+    edit: (plan, attempt) => edit(source, plan, attempt)
+  }
+}
+
+/** Reads a document for a change. Throws UnreadableDocument. */
+function sourceOf (text: string, entries: Entries, typed?: Entries): Source {
+  const found: YamlSource = {}
   readYaml(text, entries, found, typed)
   const contents = found.document?.contents
   const map = isMap(contents) ? contents as YAMLMap : undefined
   // The parser takes a carriage return alone as a part of a line.
   const lineEnd = text.includes('\n') ? lineEndOf(text) : '\n'
-  const source = { text, lineEnd, found, map, ...partsOf(map) }
-  return { typed, attempts: 4, edit: (plan, attempt) => edit(source, plan, attempt) }
+  return { text, lineEnd, found, map, ...partsOf(map) }
 }
 
 function partsOf (map: YAMLMap | undefined): Pick<Source, 'token' | 'members'> {
@@ -85,16 +97,58 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
       }
     } else block = lastBlockScalar(item)
   }
-  // Without a pair, a tag of the mapping would become the tag of an empty scalar, so write an empty mapping.
-  if (quoted && items.length > 0 && added.size === 0 && isRemoved.every(Boolean)) {
+  const end = found.end ?? text.length
+  // Without a pair, a tag of the mapping would become the tag of an empty scalar, and readers of YAML 1.1 refuse a line
+  // `...` without a document above. So write an empty mapping.
+  const needsMapping = quoted || (end < text.length && !/^---/m.test(text))
+  if (needsMapping && items.length > 0 && added.size === 0 && isRemoved.every(Boolean)) {
     const at = lines(text, items[0]!).from
     splices.push({ from: at, to: at, text: `{}${lineEnd}` })
   }
-  const pairs = pairsOf(added, quoted ? 'double' : 'plain', lineEnd + indentation).map((pair) => indentation + pair)
-  const end = found.end ?? text.length
-  const content = spliced(text.slice(0, end), splices)
-  if (attempt > 0 && pairs.length === 0) return content + text.slice(end)
-  return withLines(content, text.slice(0, end), pairs, lineEnd) + text.slice(end)
+  const pairs = pairsOf(added, quoted ? 'double' : 'plain', lineEnd + indentation)
+  const original = text.slice(0, end)
+  const content = spliced(original, splices)
+  const changed = original.endsWith('\n') ? undefined : withOpenBlock(content, pairs)
+  if (changed !== undefined || (attempt > 0 && pairs.length === 0)) return (changed ?? content) + text.slice(end)
+  return withLines(content, original, pairs.map((pair) => indentation + pair), lineEnd) + text.slice(end)
+}
+
+// The header of a block scalar that keeps its last line feed.
+const KEEPING_HEADER = /[|>][1-9+]{0,2}[ \t]*(?:#.*)?$/m
+
+/**
+ * A text without a line ending at its end, with new pairs, if its last value is a block scalar that keeps its last line
+ * feed; undefined otherwise. Without a line ending, readers in JavaScript read a line feed there, and others none. So
+ * the line ending is neither removed nor added, and new pairs are added before the first pair.
+ */
+function withOpenBlock (text: string, pairs: readonly string[]): string | undefined {
+  if (!KEEPING_HEADER.test(text)) return undefined
+  let source
+  try {
+    source = sourceOf(text, emptyEntries())
+  } catch {
+    return undefined
+  }
+  const { token, members, lineEnd } = source
+  const block = lastBlock(source)
+  if (block === undefined || (pairs.length > 0 && block !== openBlock(source))) return undefined
+  const at = itemStart(members[0]!.item)
+  const between = lineEnd + ' '.repeat((token as CST.BlockMap).indent)
+  return spliced(text, pairs.map((pair) => ({ from: at, to: at, text: pair + between })))
+}
+
+/** The block scalar at the end of a text, if it keeps its last line feed. */
+function lastBlock ({ text, token, members }: Source): CST.BlockScalar | undefined {
+  const last = members.at(-1)
+  if (token?.type !== 'block-map' || last === undefined) return undefined
+  const block = lastBlockScalar(last.item)
+  const isLast = block !== undefined && block.source !== '' && /^[ \t]*$/.test(text.slice(tokenEnd(block)))
+  return isLast && !blockHeader(block).includes('-') ? block : undefined
+}
+
+/** A block scalar at the end of a text that keeps its last line feed, although the text has no line ending there. */
+function openBlock (source: Source): CST.BlockScalar | undefined {
+  return source.text.endsWith('\n') ? undefined : lastBlock(source)
 }
 
 /** New pairs of a mapping. `between`: as in `pairText`. */
@@ -266,7 +320,8 @@ function blockText (token: CST.BlockScalar, value: string, mapIndent: number, li
   const indentation = ' '.repeat(blockIndent(token) ?? mapIndent + 2)
   // The style `>` folds line endings, so it is kept only for a value of one line.
   const style = content.length > 1 ? '|' : header.source[0]
-  const isLast = token.source !== '' && !token.source.endsWith('\n')
+  // Other readers need the line ending of a last line to read the line feed.
+  const isLast = token.source !== '' && !token.source.endsWith('\n') && !value.endsWith('\n')
   return {
     header: `${style}${explicit ?? ''}${value.endsWith('\n') ? '' : '-'}`,
     body: content.map((line) => line === '' ? '' : indentation + line).join(lineEnd) + (isLast ? '' : lineEnd)
