@@ -7,7 +7,7 @@ import type { MissingToken } from '../../schemas/errors.ts'
 import { mintApiToken } from '../../src/crypto/bearer.ts'
 import { updateOrganization } from '../../src/repositories/levels/organizations.ts'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
-import { makeLevel, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { makeLevel, startApp, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 
 const service = await startApp(t)
 const LEVEL = { project: 'orbit', target: 'backend', environment: 'live' }
@@ -25,7 +25,8 @@ async function settle (plaintext = 'A=1', on: TestApp = service): Promise<Caller
 }
 
 // Only here requests are counted.
-const limited = await startApp(t, { RATE_LIMIT_API: '200' })
+// A database of its own: it has two organizations with fixed slugs.
+const limited = await startIsolatedApp(t, { RATE_LIMIT_API: '200' })
 
 const owner = await settle('OWNER=mine')
 const stranger = await settle('STRANGER=theirs')
@@ -115,7 +116,7 @@ t.test('TI-03: an organization’s ULID is accepted in either letter case only, 
 })
 
 t.test('TI-04: no trick in a path leads to another resource: 400, 404, 405, 422, or the plain path’s answer', async (t) => {
-  await service.app.listen({ port: 0, host: '127.0.0.1' })
+  await service.listen()
   const { port } = service.app.server.address() as { port: number }
   const agent = new Agent({ keepAlive: true, maxSockets: 8 })
   t.teardown(() => { agent.destroy() })
@@ -299,7 +300,8 @@ t.test('403 names the scope that is missing, in the body and in the challenge', 
 })
 
 t.test('checks run in order: token, organization, limit, status, scope, body, place, retention, key', async (t) => {
-  const app = await startApp(t, { RATE_LIMIT_API: '1' })
+  // A database of its own: looks at the only organization of the database.
+  const app = await startIsolatedApp(t, { RATE_LIMIT_API: '1' })
   const caller = await settleWithin(app)
   const organization = caller.organization
   const [{ next_version }] = await app.sql(

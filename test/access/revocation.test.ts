@@ -12,7 +12,7 @@ import { hashToken, parseApiToken } from '../../src/crypto/bearer.ts'
 import { inTurn } from '../../src/http/guard/turns.ts'
 import { revokeGrant } from '../../src/repositories/people/oauth.ts'
 import { setDisabled } from '../../src/repositories/people/users.ts'
-import { ON_CITUS, startApp } from '../helpers/app.ts'
+import { ON_CITUS, startIsolatedApp } from '../helpers/app.ts'
 import {
   fingerprint, isGivenByTeams, OPERATIONS, prepare, READS, requestOf, settle, type Row
 } from '../helpers/operations.ts'
@@ -23,7 +23,8 @@ import { visitor } from '../helpers/visitor.ts'
 
 // Callers that are revoked during a request: the guard has accepted the headers, and the body arrives later.
 
-const service = await startApp(t)
+// A database of its own: compares fingerprints of all tables.
+const service = await startIsolatedApp(t)
 const { caller: nimbus, ids } = await settle(service, 'ours')
 const o = nimbus.organization
 const rosa = await makePerson(service, { [o]: 'owner' })

@@ -4,10 +4,11 @@ import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { TEAM_LIMITS } from '../../schemas/teams.ts'
 import { ROLES, type Role } from '../../schemas/users.ts'
 import { effectiveScopes, holds, scopesInProject } from '../../src/rules/roles.ts'
-import { makeLevel, startApp, type Answer } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 
-const service = await startApp(t)
+// A database of its own: makes so many projects with SQL that they would slow others down.
+const service = await startIsolatedApp(t)
 const owner = await service.organization()
 const o = owner.organization
 for (const slug of ['orbit', 'comet', 'quasar']) {

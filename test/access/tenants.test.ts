@@ -8,12 +8,13 @@ import { ulid } from 'ulidx'
 import { placementOf, type Placement } from '../../src/db/citus/placement.ts'
 import { hasOrganization } from '../../src/db/postgres/engine.ts'
 import * as tables from '../../src/db/tables.ts'
-import { makeLevel, ON_CITUS, startApp } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startIsolatedApp } from '../helpers/app.ts'
 import { makePerson } from '../helpers/people.ts'
 import { scratchDirectory } from '../helpers/process.ts'
 import { beside, EXCEPTIONS, TENANT_TABLES, crossesTenants } from '../helpers/statements.ts'
 
-const service = await startApp(t)
+// A database of its own: changes the schema within a transaction.
+const service = await startIsolatedApp(t)
 
 t.test('every table of an organization has it in its key, and in every reference to its kind', async (t) => {
   const columns = await service.sql(

@@ -12,12 +12,13 @@ import { listTokens } from '../../src/repositories/people/tokens.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
 import { coversAll, type Slice } from '../../src/rules/slices.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { freshDatabase, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { freshDatabase, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { visitor } from '../helpers/visitor.ts'
 
-const service = await startApp(t)
+// A database of its own: takes the database away, and looks at all events.
+const service = await startIsolatedApp(t)
 
 const keysOf = (caller: Caller) => `/organizations/${caller.organization}/api-keys`
 const create = (caller: Caller, body: object) => caller.call('POST', keysOf(caller), { name: 'CI', ...body })

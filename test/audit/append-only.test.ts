@@ -5,7 +5,7 @@ import t from 'tap'
 import { verifyDatabase } from '../../src/commands/audit/audit.ts'
 import { codeOf } from '../../src/db/database.ts'
 import { Anchors } from '../../src/vault/audit/verification.ts'
-import { startApp } from '../helpers/app.ts'
+import { startIsolatedApp } from '../helpers/app.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
@@ -24,7 +24,8 @@ t.test('AU-08: with a role that may only add events every operation works, and n
     await client.end()
   }
   t.teardown(() => owner(process.env.TEST_DATABASE_URL!, `DROP ROLE IF EXISTS ${role}`))
-  const service = await startApp(t, {}, undefined, async (url) => {
+  // A database of its own: connects with a role of its own, and verifies all chains.
+  const service = await startIsolatedApp(t, {}, undefined, async (url) => {
     await owner(url, GRANTS!.replaceAll('strongroom_app', role))
     const address = new URL(url)
     address.username = role

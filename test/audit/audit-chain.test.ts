@@ -12,14 +12,15 @@ import { connect } from '../../src/db/database.ts'
 import { audit_events } from '../../src/db/tables.ts'
 import { createChain, eventMac, type ChainedColumn } from '../../src/vault/audit/chain.ts'
 import { Anchors, type Verified } from '../../src/vault/audit/verification.ts'
-import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { chainsOf, collect } from '../helpers/chains.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 
 // An attacker with the database can change the audit log in any way. Verification finds it, there and in an export.
 
-const service = await startApp(t)
+// A database of its own: forges events, and verifies all chains.
+const service = await startIsolatedApp(t)
 const { database, keyring } = service
 const scratch = scratchDirectory(t)
 const { inDatabase, exported, inFile, tampered, anchorsOf } = chainsOf(service, scratch)
@@ -341,7 +342,7 @@ t.test('AU-07: an anchor is due a thousand events after the last one, or ten min
 })
 
 t.test('AU-07: anchors are written at the end of a service for all that had some events', async (t) => {
-  const one = await startApp(t)
+  const one = await startIsolatedApp(t)
   const caller = await one.organization()
   await makeLevel(caller, { slug: 'orbit' })
   const [head] = await one.sql(`SELECT next_event::int - 1 AS sequence, encode(event_head, 'hex') AS mac

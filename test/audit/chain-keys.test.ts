@@ -18,7 +18,7 @@ import { handOverProof, rotateChainKey } from '../../src/vault/audit/chain.ts'
 import { createLateEventWorker } from '../../src/vault/audit/late-events.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
 import { Anchors } from '../../src/vault/audit/verification.ts'
-import { freshDatabase, makeLevel, makeOrganization, startApp, type Caller } from '../helpers/app.ts'
+import { freshDatabase, makeLevel, makeOrganization, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { chainsOf, collect } from '../helpers/chains.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { LONG } from '../helpers/long.ts'
@@ -31,7 +31,8 @@ import { beside } from '../helpers/statements.ts'
 t.setTimeout(120_000)
 
 let url: string | undefined
-const service = await startApp(t, {}, QUICK, async (of) => { url = of; return of })
+// A database of its own: changes the chain keys of the installation, and verifies all of it.
+const service = await startIsolatedApp(t, {}, QUICK, async (of) => { url = of; return of })
 const { database, keyring } = service
 const scratch = scratchDirectory(t)
 const { inDatabase, exported, inFile, tampered, anchorsOf } = chainsOf(service, scratch)

@@ -4,7 +4,7 @@ import t, { type Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
 import { connect } from '../../src/db/database.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { callWith, makeLevel, ON_CITUS, startApp, type Caller } from '../helpers/app.ts'
+import { callWith, makeLevel, ON_CITUS, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { chainsOf } from '../helpers/chains.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
@@ -12,7 +12,8 @@ import { command, scratchDirectory } from '../helpers/process.ts'
 // The event of a decrypted read is appended in one statement where the process knows the end of the chain (decision
 // 0095), and in a transaction otherwise. In both cases it is in the chain before the response.
 
-const service = await startApp(t)
+// A database of its own: verifies all chains, and counts the statements of its service.
+const service = await startIsolatedApp(t)
 const chains = chainsOf(service, scratchDirectory(t))
 const skip = ON_CITUS && 'each event of a read has a transaction on Citus'
 const skipAlone = skip || (service.env.DATABASE_URL === undefined && 'the embedded database has one process')

@@ -22,7 +22,7 @@ import { createSession } from '../../src/repositories/people/sessions.ts'
 import { operatorOf, recordLate } from '../../src/repositories/audit/audit.ts'
 import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createPasswordLink, endEverything, findUser, setDisabled } from '../../src/repositories/people/users.ts'
-import { makeLevel, ON_CITUS, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { byTurns, LONG, sample } from '../helpers/long.ts'
 import { authorizationUrl, CALLBACK, giveSecondFactor, issuePair, makePerson, pkce } from '../helpers/people.ts'
@@ -92,7 +92,8 @@ function attacker<Table extends string> (test: TestApp, tables: readonly Table[]
 
 // Documents, versions and keys
 
-const service = await startApp(t)
+// A database of its own: forges rows, and verifies all tables.
+const service = await startIsolatedApp(t)
 const [owner, stranger] = [await service.organization(), await service.organization()]
 const TABLES = ['organizations', 'projects', 'encryption_keys', 'secrets', 'secret_versions'] as const
 type Table = (typeof TABLES)[number]
@@ -596,7 +597,7 @@ t.test('CR-21: after rotations a dump of all tables has no proof, salt or key st
 
 // Rows that decide about access
 
-const test = await startApp(t)
+const test = await startIsolatedApp(t)
 const { db } = test.database
 const NAMES = Object.keys(AUTHENTICATED) as AuthenticatedTable[]
 const { total, run, keep, takeBack, make, violations, atLeast200 } = attacker(test, NAMES)
@@ -1138,7 +1139,7 @@ function valuesFor (column: { dataType: string, notNull: boolean, name: string }
 }
 
 t.test('rows of a deleted account or grant belong to no later one, wherever the database’s sequences stand', async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const { db } = service.database
   const { organization } = await service.organization()
   const make = async () => {
@@ -1185,7 +1186,7 @@ t.test('a pair of tokens can do no more than its grant says', async (t) => {
 })
 
 t.test('a token that was written by SQL is not listed, in whatever form it is, and the others are', async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const owner = await service.organization()
   const list = async () => (await owner.call(
     'GET', `/organizations/${owner.organization}/api-keys`
@@ -1209,7 +1210,7 @@ t.test('a token that was written by SQL is not listed, in whatever form it is, a
 })
 
 t.test('few transactions record the rows that a list leaves out, however many, so requests keep connections', async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const { call, organization } = await service.organization()
   const forged = 300
   await service.sql(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities)

@@ -15,7 +15,7 @@ import { createSignInStep } from '../../src/repositories/people/second-factors.t
 import { createPersonalEvent } from '../../src/repositories/people/personal-events.ts'
 import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createPasswordLink, findUser } from '../../src/repositories/people/users.ts'
-import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { byTurns, LONG } from '../helpers/long.ts'
 import { OPERATIONS, publishedPaths, requestOf, settle } from '../helpers/operations.ts'
@@ -26,7 +26,8 @@ import { beside } from '../helpers/statements.ts'
 
 t.setTimeout(120_000)
 
-const service = await startApp(t)
+// A database of its own: forges rows, and verifies all tables.
+const service = await startIsolatedApp(t)
 const { db } = service.database
 const { caller, ids, sliceOf } = await settle(service, 'shown')
 const o = caller.organization

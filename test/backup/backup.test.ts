@@ -31,7 +31,7 @@ import { beginChain, openChain } from '../../src/vault/audit/backups.ts'
 import { rotateChainKey } from '../../src/vault/audit/chain.ts'
 import { dataKeyOf, keyStringOf } from '../../src/vault/keys/keys.ts'
 import { Anchors } from '../../src/vault/audit/verification.ts'
-import { startApp } from '../helpers/app.ts'
+import { startIsolatedApp } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { LONG } from '../helpers/long.ts'
 import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
@@ -61,7 +61,8 @@ function refused (t: Test, { code, stdout, stderr }: Ended, line: RegExp, status
 
 /** A service in which each table that a backup has is written to, and how to make backups of it. */
 async function startFilled () {
-  const service = await startApp(t)
+  // A database of its own: makes a backup of the whole database.
+  const service = await startIsolatedApp(t)
   const { caller, ids, person: { access } } = await settle(service, 'kept')
   const { organization: o } = caller
   const person = await makePerson(service, { [o]: 'owner' })

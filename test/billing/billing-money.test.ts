@@ -7,11 +7,12 @@ import type { Outcome, Provider } from '../../src/billing/provider.ts'
 import { reportCharge, reportRefund } from '../../src/billing/settlement.ts'
 import { transaction } from '../../src/db/database.ts'
 import type { Charge, Refund } from '../../src/repositories/billing/invoices.ts'
-import { startApp, type Caller } from '../helpers/app.ts'
+import { startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { background, bill, charge, eventsOf, invoicesOf, processor, rowsOf, subscribe } from '../helpers/billing.ts'
 import { random } from '../helpers/traffic.ts'
 
-const service = await startApp(t)
+// A database of its own: the billing worker works on all organizations of a database.
+const service = await startIsolatedApp(t)
 await service.app.billing.stop()
 const rows = rowsOf(service)
 const change = (caller: Caller, body: object) => bill(caller, 'PATCH', 'subscription', body)

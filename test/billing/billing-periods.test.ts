@@ -7,13 +7,14 @@ import { setPrice } from '../../src/commands/billing/billing.ts'
 import { connect, type Database } from '../../src/db/database.ts'
 import type { Provider } from '../../src/billing/provider.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { freshDatabase, makeOrganization, makeToken, startApp, type Caller } from '../helpers/app.ts'
+import { freshDatabase, makeOrganization, makeToken, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { background, bill, eventsOf, invoicesOf, processor, rowsOf, subscribe } from '../helpers/billing.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { beside } from '../helpers/statements.ts'
 import { openWay } from '../helpers/way.ts'
 
-const service = await startApp(t)
+// A database of its own: the billing worker works on all organizations of a database.
+const service = await startIsolatedApp(t)
 await service.app.billing.stop()
 const rows = rowsOf(service)
 const planOf = async (caller: Caller) => (await caller.call('GET', '/organization')).body.data.attributes.plan_name

@@ -6,11 +6,12 @@ import { renderInvoice, type PrintedInvoice } from '../../src/billing/invoice-pa
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { sha256 } from '../../src/crypto/primitives.ts'
 import { formatMoney, holdsCardNumber, periodEnd, unusedOf } from '../../src/rules/billing.ts'
-import { makeLevel, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { background, bill, charge, eventsOf, invoicesOf, path, processor, rowsOf, subscribe } from '../helpers/billing.ts'
 import { command, emptyPlace } from '../helpers/process.ts'
 
-const service = await startApp(t)
+// A database of its own: the billing worker works on all organizations of a database.
+const service = await startIsolatedApp(t)
 const rows = rowsOf(service)
 const planOf = async (caller: Caller) => (await caller.call('GET', '/organization')).body.data.attributes.plan_name
 
@@ -152,7 +153,7 @@ const linesOf = (page: string) => page.replace(/^[^]*<body>/, '').split(/<[^>]*>
   .filter((line) => line !== '')
 
 t.test('an invoice comes as an HTML page in every script, also when the organization is suspended', async (t) => {
-  const own = await startApp(t, {
+  const own = await startIsolatedApp(t, {
     INVOICE_SELLER_NAME: 'Größe & Søn A/S',
     INVOICE_SELLER_ADDRESS: 'Østergade 1|København',
     INVOICE_PAYMENT_DETAILS: 'IBAN DK5000400440116243',
@@ -289,7 +290,7 @@ t.test('every text of an invoice is escaped', async (t) => {
 })
 
 t.test('downloads of invoices have a limit, and those of one organization take nothing from another', async (t) => {
-  const limited = await startApp(t, { RATE_LIMIT_BILLING: '1' })
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_BILLING: '1' })
   const [greedy, modest] = await Promise.all([limited.organization(), limited.organization()])
   for (const caller of [greedy, modest]) await charge(caller, 100)
   const [many, one] = await Promise.all([greedy, modest].map(async (caller) => (await invoicesOf(caller))[0]!.id))
@@ -309,7 +310,7 @@ t.test('downloads of invoices have a limit, and those of one organization take n
 })
 
 t.test('an invoice has the reference of its payment method, and the note, as they were at its creation', async (t) => {
-  const own = await startApp(t, { INVOICE_NOTE: 'VAT is due by|the recipient' })
+  const own = await startIsolatedApp(t, { INVOICE_NOTE: 'VAT is due by|the recipient' })
   const caller = await own.organization()
   const shown = async () => {
     const { attributes } = (await bill(caller, 'GET', `invoices/${(await invoicesOf(caller))[0]!.id}`)).body.data
@@ -337,7 +338,7 @@ t.test('an invoice has the reference of its payment method, and the note, as the
 })
 
 t.test('without a named seller nothing with a price is invoiced, and nothing is changed', async (t) => {
-  const own = await startApp(t, { INVOICE_SELLER_NAME: '', RATE_LIMIT_BILLING: '100' })
+  const own = await startIsolatedApp(t, { INVOICE_SELLER_NAME: '', RATE_LIMIT_BILLING: '100' })
   const warnings = () => own.logs.filter((line) => line.includes('INVOICE_SELLER_NAME is not set')).length
   const caller = await own.organization({ plan: 'free' })
   const books = async () => (await Promise.all(['invoices', 'charges', 'subscriptions', 'audit_events'].map((table) =>
@@ -668,7 +669,7 @@ t.test('payment methods: no number of a card, one default, which a subscription 
 })
 
 t.test('each action has its own limit of ten a minute on all paths; replays and refusals do not count', async (t) => {
-  const limited = await startApp(t, { RATE_LIMIT_BILLING: '2' })
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_BILLING: '2' })
   const hasty = await limited.organization()
   const several = await Promise.all(Array.from({ length: 20 }, () => charge(hasty, 5, { 'idempotency-key': 'at-once' })))
   t.same(several.filter(({ status }) => status !== 201 && status !== 409), [])
@@ -758,7 +759,7 @@ t.test('an order is sent after the commit until it is answered: a crash between 
 })
 
 t.test('calls are counted without a write for each, and not lost with an orderly end', async (t) => {
-  const own = await startApp(t)
+  const own = await startIsolatedApp(t)
   const caller = await own.organization({ plan: 'team' })
   await makeLevel(caller)
   const usage = async (who = caller) => (await who.call('GET', path(who, 'usage'))).body.data

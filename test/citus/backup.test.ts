@@ -2,7 +2,7 @@
 import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
-import { makeLevel, startApp } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
 import { createOnCitus, dropOnCitus, useOwnCitus } from '../helpers/citus.ts'
 import { makePerson, makeTeam } from '../helpers/people.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
@@ -14,7 +14,8 @@ const ORGANIZATIONS = 4
 const { nodes } = await useOwnCitus(t)
 
 t.test('a backup under load is consistent for each organization; PostgreSQL and Citus can restore it', async (t) => {
-  const service = await startApp(t)
+  // A database of its own: makes a backup of the whole cluster.
+  const service = await startIsolatedApp(t)
   const callers = await Promise.all(Array.from({ length: ORGANIZATIONS }, () => service.organization()))
   const levels = await Promise.all(callers.map((caller) => makeLevel(caller)))
   const over = new AbortController()

@@ -2,7 +2,7 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import { sql } from 'drizzle-orm'
 import t from 'tap'
-import { startApp } from '../helpers/app.ts'
+import { startIsolatedApp } from '../helpers/app.ts'
 import { onEachNode, useOwnCitus } from '../helpers/citus.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 
@@ -10,7 +10,8 @@ t.setTimeout(240_000)
 await useOwnCitus(t)
 
 t.test('a cleanup of grants deletes the same rows on each node, also if one is locked on its node', async (t) => {
-  const service = await startApp(t)
+  // A database of its own: reads the copies of tables on all nodes.
+  const service = await startIsolatedApp(t)
   const { organization } = await service.organization()
   const rosa = await makePerson(service, { [organization]: 'owner' })
   const [locked] = [await issuePair(service, rosa, ['project:read']), await issuePair(service, rosa, ['project:read'])]

@@ -3,7 +3,7 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { connect } from '../../src/db/database.ts'
 import { migrateSchema } from '../../src/db/migrate.ts'
-import { makeLevel, startApp } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
 import { createOnCitus, dropOnCitus, urlOf, useOwnCitus } from '../helpers/citus.ts'
 import { copyOfMigrations } from '../helpers/migrations.ts'
 import { command } from '../helpers/process.ts'
@@ -32,7 +32,8 @@ function clientOf (t: Test, url: string) {
 }
 
 t.test('a later migration adds a table, a column and an index to a placed database, while the service runs', async (t) => {
-  const service = await startApp(t)
+  // A database of its own: changes the schema.
+  const service = await startIsolatedApp(t)
   const caller = await service.organization()
   const level = await makeLevel(caller)
   const store = () => caller.call('POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: 'A=1' })
@@ -90,7 +91,7 @@ t.test('migrate checks the nodes before it places tables, and says what is missi
 })
 
 t.test('migrate sets the settings of a copied database and of each node that lacks them, and says on which', async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const url = service.env.DATABASE_URL!
   const database = new URL(url).pathname.slice(1)
   const [coordinator, , second] = nodes.map((node) => node.url.replace(/.*@(.*)\/.*/, '$1'))

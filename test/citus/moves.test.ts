@@ -2,7 +2,7 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t from 'tap'
-import { startApp } from '../helpers/app.ts'
+import { startIsolatedApp } from '../helpers/app.ts'
 import { useOwnCitus } from '../helpers/citus.ts'
 import { lostAtRest, watched } from '../helpers/faults.ts'
 import { command } from '../helpers/process.ts'
@@ -31,7 +31,8 @@ const { nodes } = await useOwnCitus(t)
 const workers = nodes.slice(1).map(({ url }) => new URL(url))
 
 t.test('an organization moves to another worker, and shards are rebalanced, under load: nothing is lost', async (t) => {
-  const service = await startApp(t)
+  // A database of its own: moves all organizations between nodes.
+  const service = await startIsolatedApp(t)
   const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const url = service.env.DATABASE_URL!
   const admin = postgres(url, { max: 1, onnotice: () => {} })

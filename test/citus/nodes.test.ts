@@ -3,7 +3,7 @@ import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { CONSOLE_CLIENT, DAILY_SCOPES } from '../../schemas/console.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
-import { callWith, makeLevel, startApp, type Caller, type TestApp } from '../helpers/app.ts'
+import { callWith, makeLevel, startIsolatedApp, type Caller, type TestApp } from '../helpers/app.ts'
 import { urlOf, useOwnCitus } from '../helpers/citus.ts'
 import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { authorizationUrl, issuePair, makePerson, pkce, post, type Person } from '../helpers/people.ts'
@@ -45,7 +45,8 @@ async function makeOnEachWorker (service: TestApp) {
 }
 
 t.test('every operation works through a worker', async (t) => {
-  const service = await startApp(t, {}, undefined, throughWorker)
+  // A database of its own: changes the nodes of the cluster.
+  const service = await startIsolatedApp(t, {}, undefined, throughWorker)
   const { caller, ids, person } = await settle(service, 'worker')
   for (const [id, row] of Object.entries(OPERATIONS)) {
     await prepare(service, row, ids)
@@ -72,7 +73,7 @@ const FAULTS: Record<string, Fault> = {
 
 for (const [fault, { begin, end, least }] of Object.entries(FAULTS)) {
   t.test(`while a worker ${fault}, its organizations and changes of all nodes get 503, the others continue`, async (t) => {
-    const service = await startApp(t)
+    const service = await startIsolatedApp(t)
     const { here, there } = await makeOnEachWorker(service)
     const person = await makePerson(service, { [here.caller.organization]: 'owner' })
     const { access } = await issuePair(service, person, SCOPE_NAMES)
@@ -144,7 +145,7 @@ for (const [fault, { begin, end, least }] of Object.entries(FAULTS)) {
 
 for (const [node, through] of Object.entries({ 'the coordinator': undefined, 'a worker': throughWorker })) {
   t.test(`through ${node}, sign-in and tokens work while the worker of another organization is down`, async (t) => {
-    const service = await startApp(t, {}, undefined, through)
+    const service = await startIsolatedApp(t, {}, undefined, through)
     service.app.lateEvents.start()
     const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
     const { here, there } = await makeOnEachWorker(service)

@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
-import { startApp } from '../helpers/app.ts'
+import { startIsolatedApp } from '../helpers/app.ts'
 import { useOwnCitus } from '../helpers/citus.ts'
 import { OPERATIONS, prepare, publishedPaths, send, settle, type Row } from '../helpers/operations.ts'
 import { SEVERAL_NODES } from '../helpers/several-nodes.ts'
@@ -24,7 +24,8 @@ const { nodes: [coordinator] } = await useOwnCitus(t, {
   // A job of Citus that sends commands.
   'citus.distributed_deadlock_detection_factor': '-1'
 })
-const service = await startApp(t)
+// A database of its own: the background workers work on all organizations.
+const service = await startIsolatedApp(t)
 
 interface Command { text: string, node: string }
 

@@ -12,7 +12,7 @@ import { beginFactor } from '../../src/vault/keys/second-factor.ts'
 import { revokeToken } from '../../src/commands/people/tokens.ts'
 import { switchUser } from '../../src/commands/people/users.ts'
 import { createClient } from '../../src/repositories/people/oauth.ts'
-import { ACTIVITY, ON_CITUS, startApp, type Caller, type TestApp } from '../helpers/app.ts'
+import { ACTIVITY, ON_CITUS, startIsolatedApp, type Caller, type TestApp } from '../helpers/app.ts'
 import { deadlocksOnCitus } from '../helpers/citus.ts'
 import { LONG } from '../helpers/long.ts'
 import { issuePair, makePerson, post, type Person } from '../helpers/people.ts'
@@ -487,7 +487,8 @@ t.test('tokens, members, grants and accounts that change at once from many clien
 })
 
 t.test('two transactions that lock each other out are both done, one of them again', async (t) => {
-  const service = await startApp(t)
+  // A database of its own: looks at the rows of all organizations.
+  const service = await startIsolatedApp(t)
   const [one, other] = [(await service.organization()).organization, (await service.organization()).organization]
   const tried: string[] = []
   // The embedded database has one session: there they come one after the other.

@@ -10,7 +10,7 @@ import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
 import { lines } from '../../src/commands/common/progress.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
-import { ACTIVITY, startApp, type TestApp } from '../helpers/app.ts'
+import { ACTIVITY, startIsolatedApp, type TestApp } from '../helpers/app.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { CLI, cli, command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
@@ -73,7 +73,8 @@ let whole: Buffer
 let waiting: ChildProcessByStdio<Writable, null, Readable>
 
 t.before(async () => {
-  service = await startApp(t)
+  // A database of its own: takes the database away, and interrupts commands that change all of it.
+  service = await startIsolatedApp(t)
   ;({ env } = service)
   const caller = await service.organization()
   o = caller.organization

@@ -4,7 +4,7 @@ import { once } from 'node:events'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
-import { startApp } from '../helpers/app.ts'
+import { startIsolatedApp } from '../helpers/app.ts'
 import { lockCounters, makeChangers, WRITING } from '../helpers/changers.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
@@ -237,7 +237,8 @@ t.test('PostgreSQL goes away and comes back under load', {
 })
 
 t.test('RL-08 a process that hangs within a change keeps its embedded database', async (t) => {
-  const service = await startApp(t)
+  // A database of its own: takes the database away.
+  const service = await startIsolatedApp(t)
   const { organization, call } = await service.organization()
   const change = async (name: string) =>
     (await call('POST', `/${organization}/projects`, { name, slug: name })).status

@@ -15,7 +15,7 @@ import { hashToken } from '../../src/crypto/bearer.ts'
 import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
 import { FIRST_ORGANIZATION } from '../../schemas/organizations.ts'
 import { SCOPES } from '../../schemas/scopes.ts'
-import { startApp, type Caller, type TestApp } from '../helpers/app.ts'
+import { startIsolatedApp, type Caller, type TestApp } from '../helpers/app.ts'
 import { launch, openWindow as openIn, signIn, skip, type Window } from '../helpers/browser.ts'
 import { bill, invoicesOf, path as pathOf, subscribe } from '../helpers/billing.ts'
 import { authorizationUrl, makePerson, pkce, post } from '../helpers/people.ts'
@@ -39,7 +39,8 @@ async function listen (
   t: { teardown (fn: () => unknown): void }, path?: string
 ): Promise<{ service: TestApp, url: string }> {
   if (path === undefined) {
-    const service = await startApp(t)
+    // A database of its own: its organizations have fixed slugs.
+    const service = await startIsolatedApp(t)
     return { service, url: await service.app.listen({ host: '127.0.0.1', port: 0 }) }
   }
   const probe = createServer().listen(0, '127.0.0.1')
@@ -47,7 +48,7 @@ async function listen (
   const { port } = probe.address() as AddressInfo
   await new Promise((resolve) => probe.close(resolve))
   const url = `http://127.0.0.1:${port}${path}`
-  const service = await startApp(t, { PUBLIC_URL: url })
+  const service = await startIsolatedApp(t, { PUBLIC_URL: url })
   await service.app.listen({ host: '127.0.0.1', port })
   return { service, url }
 }
@@ -166,7 +167,7 @@ t.test('CR-46: Swagger UI calls with the token of an organization, and keeps it 
 })
 
 t.test('Swagger UI: who has just started it explores the first organization with the examples as they stand', { skip }, async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const printed = await greet(service, service.config, 0)
   const [, token] = /API token +(\S+)/.exec(printed)!
   const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
@@ -494,7 +495,7 @@ async function isFit (t: Test, page: Page, where: string) {
 
 t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light and dark', { skip }, async (t) => {
   // No mail is sent here.
-  const service = await startApp(t, { SMTP_URL: 'smtp://127.0.0.1:9' })
+  const service = await startIsolatedApp(t, { SMTP_URL: 'smtp://127.0.0.1:9' })
   const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const [nimbus, cirrus] = [await service.organization(), await service.organization()]
   const rosa = await makePerson(service, { [nimbus.organization]: 'owner', [cirrus.organization]: 'billing_manager' })
@@ -711,7 +712,7 @@ t.test('OA-15: by keyboard alone: every control in its order, in sight, and only
 })
 
 t.test('a downloaded invoice is styled, loads nothing, and is printed whole on several pages', { skip }, async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const caller = await service.organization()
   const address = Array.from({ length: 10 }, (_, n) => (n % 2 === 0 ? '漢' : 'ש').repeat(99)).join('\n')
   const billing_details = { name: `<img src=x> ${'x'.repeat(243)}`, address, tax_id: '1'.repeat(64) }

@@ -6,7 +6,7 @@ import { join } from 'node:path'
 import axe from 'axe-core'
 import type { Browser, Locator, Page } from 'playwright-core'
 import t, { type Test } from 'tap'
-import { earlier, startApp, type Caller, type TestApp } from '../helpers/app.ts'
+import { earlier, startIsolatedApp, type Caller, type TestApp } from '../helpers/app.ts'
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
 import { load } from '../helpers/console.ts'
 import { giveSecondFactor, makePerson, type Person } from '../helpers/people.ts'
@@ -44,7 +44,8 @@ interface Visit {
 
 /** A service with an organization, and a window of an owner of it. */
 async function visit (t: Test, width: number, env: Record<string, string> = {}): Promise<Visit> {
-  const service = await startApp(t, env)
+  // A database of its own: its organizations have fixed slugs.
+  const service = await startIsolatedApp(t, env)
   const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const nimbus = await service.organization({ slug: 'nimbus' })
   const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })

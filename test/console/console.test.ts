@@ -9,13 +9,14 @@ import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { noun } from '../../src/commands/people/clients.ts'
 import { resetSecondFactor } from '../../src/commands/people/users.ts'
 import { createClient } from '../../src/repositories/people/oauth.ts'
-import { earlier, startApp, type TestApp } from '../helpers/app.ts'
+import { earlier, startIsolatedApp, type TestApp } from '../helpers/app.ts'
 import {
   authorizationUrl, CALLBACK, giveSecondFactor, makePerson, pkce, post, tokensFor, type Person
 } from '../helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
-const service = await startApp(t)
+// A database of its own: adds an OAuth client, which all organizations have.
+const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const nimbus = await service.organization()
 const HOME = `${address}/console/`
@@ -558,7 +559,7 @@ t.test('CO-07: files are immutable and compressed, and nothing else of the folde
 })
 
 t.test('CO-07: a malformed address leads a browser to the application, and a program gets an API error', async (t) => {
-  const below = await startApp(t, { PUBLIC_URL: 'https://example.com/secrets' })
+  const below = await startIsolatedApp(t, { PUBLIC_URL: 'https://example.com/secrets' })
   for (const path of ['%', 'nimbus/%E0%A4%A', '%zz/x?y=%']) {
     const page = await get(service, `/console/${path}`)
     t.strictSame([page.status, page.headers.location, page.headers['cache-control']], [303, '/console/', 'no-store'], path)
@@ -569,7 +570,7 @@ t.test('CO-07: a malformed address leads a browser to the application, and a pro
 })
 
 t.test('CO-07: below a path, the page names its files below the path', async (t) => {
-  const below = await startApp(t, { PUBLIC_URL: 'https://example.com/secrets' })
+  const below = await startIsolatedApp(t, { PUBLIC_URL: 'https://example.com/secrets' })
   const page = await get(below, '/secrets/console/x/y')
   for (const name of assets) t.match(page.text, `"/secrets/console/${name}"`)
   t.notMatch(page.text, '"/console/')
@@ -581,7 +582,7 @@ t.test('CO-07: below a path, the page names its files below the path', async (t)
 t.test('CO-08: CONSOLE=off removes the console, its client and its tokens', async (t) => {
   const person = await newcomer()
   const { access_token } = await tokenOf(await signedIn(person))
-  const off = await startApp(t, { CONSOLE: 'off' })
+  const off = await startIsolatedApp(t, { CONSOLE: 'off' })
   for (const url of ['/console', '/console/', '/console/x', '/console/%', `/console/${assets[0]}`]) t.equal((await get(off, url)).status, 404, url)
   t.equal((await get(off, '/')).headers.location, '/docs')
   const at = await off.app.listen({ host: '127.0.0.1', port: 0 })

@@ -16,7 +16,7 @@ import { serializerOf } from '../../src/http/responses/serialization.ts'
 import { validatorOf } from '../../src/http/bodies/validation.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
-import { startApp, type Answer } from '../helpers/app.ts'
+import { startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { byTurns, LONG } from '../helpers/long.ts'
 import {
   CALLED, fingerprint, furtherScopes, isGivenByTeams, makeOthers, OPERATIONS, OTHER_RESOURCES, publishedPaths, READS,
@@ -49,7 +49,8 @@ interface Operation {
 /** An answer as a route declares it: by its schema, or by a schema for each type. */
 type Answered = TSchema & { content?: Record<string, { schema: TSchema }> }
 
-const service = await startApp(t)
+// A database of its own: compares fingerprints of all tables.
+const service = await startIsolatedApp(t)
 const document = service.app.swagger() as unknown as {
   tags: { name: string }[]
   components: { schemas: Record<string, Schema>, securitySchemes: Record<string, unknown> }

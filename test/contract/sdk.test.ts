@@ -13,7 +13,7 @@ import { authorize, CALLBACK, makePerson } from '../helpers/people.ts'
 // Every step succeeds, except the steps that docs/go-sdk.md lists.
 
 const service = await startApp(t)
-await service.app.listen({ host: '127.0.0.1', port: 0 })
+await service.listen()
 const owner = await service.organization()
 const o = owner.organization
 

@@ -4,7 +4,7 @@ import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { makeProof } from '../../src/crypto/key-proof.ts'
 import type { Slice } from '../../src/rules/slices.ts'
-import { makeLevel, ON_CITUS, startApp } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startIsolatedApp } from '../helpers/app.ts'
 import { OPERATIONS, OTHER_OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
@@ -179,7 +179,8 @@ interface Sent { text: string, prepared: boolean }
 // Once a minute for a token, in the background.
 const ASIDE = /^update "api_tokens" set "last_used_at"/
 
-const service = await startApp(t)
+// A database of its own: counts all statements, and background work of other organizations sends some.
+const service = await startIsolatedApp(t)
 
 /**
  * The statements that are sent, and how often the work waits for the database: a statement that is sent while another

@@ -15,7 +15,7 @@ import {
 } from '../../src/repositories/operations/cleanup.ts'
 import { findDocuments } from '../../src/repositories/secrets/rotations.ts'
 import { deleteTokens } from '../../src/repositories/people/tokens.ts'
-import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
 import { visitor } from '../helpers/visitor.ts'
@@ -52,7 +52,8 @@ interface Client extends Tx {
 }
 interface Read { table: string, how: string, rows: number }
 
-const service = await startApp(t)
+// A database of its own: fills tables, and counts the rows that statements read.
+const service = await startIsolatedApp(t)
 const { database } = service
 // Plans are looked at on a server; the embedded database has one session, and the same statements.
 const onServer = { skip: database.kind === 'embedded' && 'runs on PostgreSQL' }

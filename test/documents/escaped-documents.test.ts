@@ -15,7 +15,7 @@ interface Place { project: string, target: string, environment: string }
 /** A service that listens, with a caller and a level for texts of any form. */
 async function serve (env: Record<string, string> = {}) {
   const service = await startApp(t, env)
-  await service.app.listen({ host: '127.0.0.1', port: 0 })
+  await service.listen()
   const { port } = service.app.server.address() as AddressInfo
   const place = async (caller: Caller): Promise<Place> => {
     const { project, target, environment } = await makeLevel(caller, { secret_format: 'text' })

@@ -190,7 +190,8 @@ t.test('the history needs secret:read, secret:decrypt and secret:history, at a l
   }
   t.equal((await history(at, 'A', '&values=true', await test.token(org, [...scopes]))).status, 200)
   const [place] = await test.sql(`SELECT e.project_id, e.target_id, e.id AS environment_id FROM environments e
-    JOIN projects p ON p.organization_id = e.organization_id AND p.id = e.project_id WHERE p.slug = 'scopes'`)
+    JOIN projects p ON p.organization_id = e.organization_id AND p.id = e.project_id
+    WHERE p.organization_id = '${org}' AND p.slug = 'scopes'`)
   const narrow = await test.token(org, [...scopes], { slices: [place as any] })
   t.equal((await history(at, 'A', '', narrow)).status, 200)
   for (const outside of [{ project: 'scopes' }, { project: 'scopes', target: 'backend' }, { ...at, project: 'traced' }]) {
@@ -209,7 +210,8 @@ t.test('each request is recorded once, with its versions: as a listing of names,
   await history(at, 'A', `&after=${ids[1]!}`)
   refused(t, await history({ ...at, environment: 'none' }, 'A'), 404, 'not_found')
   const [secret] = await test.sql(`SELECT s.id FROM secrets s JOIN projects p
-    ON p.organization_id = s.organization_id AND p.id = s.project_id WHERE p.slug = 'recorded'`)
+    ON p.organization_id = s.organization_id AND p.id = s.project_id
+    WHERE p.organization_id = '${org}' AND p.slug = 'recorded'`)
   const details = { secrets: secret!.id, versions: 2, first: ids[0], last: ids[1] }
   t.strictSame((await events()).slice(before.length), [
     { action: 'secret.names', resource_type: 'environment', details },

@@ -142,7 +142,8 @@ t.test('values need secret:read and secret:decrypt, and a document that the serv
   t.same((await values('/needs/backend/live', {}, both)).body, MERGED)
 
   const [place] = await test.sql(`SELECT e.project_id, e.target_id, e.id AS environment_id FROM environments e
-    JOIN projects p ON p.organization_id = e.organization_id AND p.id = e.project_id WHERE p.slug = 'needs'`)
+    JOIN projects p ON p.organization_id = e.organization_id AND p.id = e.project_id
+    WHERE p.organization_id = '${org}' AND p.slug = 'needs'`)
   const narrow = await test.token(org, ['secret:read', 'secret:decrypt'], { slices: [place as any] })
   t.same((await values('/needs/backend/live', {}, narrow)).body, { C: 'environment', D }, 'only documents it may read')
   refused(t, await values('/needs/backend', {}, narrow), 404, 'not_found')
@@ -266,7 +267,8 @@ t.test('a listing of names is recorded as one, and decrypts only the documents t
 
   async function listings () {
     const [{ id }] = await test.sql(`SELECT e.id FROM environments e JOIN projects p
-      ON p.organization_id = e.organization_id AND p.id = e.project_id WHERE p.slug = 'listed'`) as [{ id: string }]
+      ON p.organization_id = e.organization_id AND p.id = e.project_id
+      WHERE p.organization_id = '${org}' AND p.slug = 'listed'`) as [{ id: string }]
     return test.sql(`SELECT details FROM audit_events WHERE organization_id = '${org}' AND action = 'secret.names'
       AND resource_type = 'environment' AND resource_id = '${id}' ORDER BY seq`)
   }

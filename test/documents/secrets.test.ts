@@ -7,10 +7,11 @@ import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { writeInSteps } from '../../src/http/responses/large-responses.ts'
 import type { DocumentFormat } from '../../src/rules/documents/entries.ts'
 import { documentError } from '../../src/rules/documents/read.ts'
-import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { isUnchanged, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
-const test = await startApp(t)
+// A database of its own: removes a constraint of a table.
+const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization
 const MERGED = { A: 'project', B: 'target', C: 'environment', D: 'a b' }
@@ -591,7 +592,7 @@ t.test('CR-24: a proof that opens the content is refused, for key strings of 32 
 })
 
 t.test('CR-24: ALLOW_REVEALING_KEY_PROOF=1 lets it through and audits it', async (t) => {
-  const lenient = await startApp(t, { ALLOW_REVEALING_KEY_PROOF: '1' })
+  const lenient = await startIsolatedApp(t, { ALLOW_REVEALING_KEY_PROOF: '1' })
   const caller = await lenient.organization()
   const key = await clientKey('k'.repeat(32))
   const at = await makeLevel(caller, key.registration)

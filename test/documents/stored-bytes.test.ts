@@ -1,11 +1,12 @@
 // runs: one database
 import t from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { makeLevels, miscounted, startInstances, times, type Level } from '../helpers/traffic.ts'
 
-const service = await startApp(t)
+// A database of its own: compares the counts of all organizations with their rows.
+const service = await startIsolatedApp(t)
 
 /** What an empty plaintext becomes: initialization vector and tag. */
 const OVERHEAD = 28

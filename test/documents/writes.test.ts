@@ -10,7 +10,7 @@ import { buildApp } from '../../src/app.ts'
 import { connect, transaction } from '../../src/db/database.ts'
 import { lockProject, updateProject } from '../../src/repositories/levels/projects.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { ON_CITUS, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { ON_CITUS, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import {
   makeLevels, miscounted, ON_POSTGRES, opener, times, type Level, type Send as SendOverHttp
@@ -20,7 +20,8 @@ import {
 
 t.setTimeout(120_000)
 
-const service = await startApp(t)
+// A database of its own: compares the counts of all organizations with their rows.
+const service = await startIsolatedApp(t)
 
 type Send = (method: string, path: string, body?: unknown, headers?: Record<string, string>) => Promise<Answer>
 

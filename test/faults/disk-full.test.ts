@@ -4,7 +4,7 @@ import { closeSync, mkdtempSync, openSync, readdirSync, rmSync, statSync, unlink
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import { startApp } from '../helpers/app.ts'
+import { startIsolatedApp } from '../helpers/app.ts'
 import { cycles, misread, recovers, report, watched } from '../helpers/faults.ts'
 import { settle } from '../helpers/operations.ts'
 import { judge, startPair, underLoad, untilMore, type Load } from '../helpers/pair.ts'
@@ -156,7 +156,8 @@ t.test('RL-14 a full disk ends the embedded database with 1; the next start has 
 })
 
 t.test('a backup that the disk has no room for ends at once, and says where', { skip: leftOut }, async (t) => {
-  const service = await startApp(t)
+  // A database of its own: fills the disk of the database.
+  const service = await startIsolatedApp(t)
   await settle(service, 'large')
   // Some 30 MB, which the file system has room for, and the database with its indexes has not.
   for (let i = 0; i < 30; i++) {

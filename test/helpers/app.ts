@@ -13,7 +13,7 @@ import { hashToken, mintApiToken, parseApiToken, storedToken } from '../../src/c
 import type { Costs } from '../../src/crypto/costs.ts'
 import { createKeyring, generateMasterKey, parseMasterKey, type Keyring } from '../../src/crypto/keyring.ts'
 import type { AuthenticatedTable } from '../../src/db/rows/authenticated.ts'
-import { connect, transaction, type Database, type Db } from '../../src/db/database.ts'
+import { connect, findAuthority, transaction, type Database, type Db } from '../../src/db/database.ts'
 import { unpackCluster } from '../../src/db/embedded/cluster.ts'
 import { TEMPLATE } from '../../src/db/embedded/embedded.ts'
 import { copyOnCitus, createOnCitus, dropOnCitus, makeTemplateOnCitus, urlOf } from './citus.ts'
@@ -53,8 +53,10 @@ export interface TestApp {
   config: Config
   /** Environment variables with which a command uses the same database. */
   env: Record<string, string>
-  /** All log lines so far. */
+  /** The log lines since the start of the test. */
   logs: string[]
+  /** The organizations that the test made. */
+  organizations: string[]
   /** Creates an organization and returns a caller with an API token that has the abilities. */
   organization (options?: { plan?: string, abilities?: Ability[], slug?: string }): Promise<Caller>
   /** Creates another API token of an organization. */
@@ -66,23 +68,105 @@ export interface TestApp {
   /** Runs SQL and then gives the written rows valid MACs, as if the service had written them. */
   write (query: string): Promise<void>
   inject (options: InjectOptions): Promise<Answer>
-  close (): Promise<void>
+  /** Listens on a free port and returns the address. The service that files share listens already. */
+  listen (): Promise<string>
+}
+
+/** A database with the keys of a service. */
+interface Installation {
+  database: Database
+  keyring: Keyring
+  env: Record<string, string>
+  end (): Promise<void>
+}
+
+interface Shared extends Installation {
+  app: FastifyInstance
+  config: Config
+  address: string
+  /** The log lines of each test that uses the service now. */
+  readers: Set<string[]>
+}
+
+let shared: Promise<Shared> | undefined
+
+/**
+ * Returns the service of this process, which listens, with limits off and cheap key derivations. All files of the
+ * process share its database, so a test looks only at organizations and people that it made. With settings or costs,
+ * starts a second service on that database, until the end of the test.
+ */
+export async function startApp (
+  t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK
+): Promise<TestApp> {
+  shared ??= startShared()
+  const { app, address, readers, ...installation } = await shared
+  const logs: string[] = []
+  if (Object.keys(env).length === 0 && costs === QUICK) {
+    readers.add(logs)
+    t.teardown(() => { readers.delete(logs) })
+    return asTestApp({ ...installation, app, logs, listen: async () => address })
+  }
+  const second = await serve(installation, env, costs, (line) => logs.push(line))
+  t.teardown(async () => {
+    await second.app.close()
+    // The newest service of a database logs its unverified rows.
+    findAuthority(installation.database.db)?.logTo(app.log)
+  })
+  return asTestApp({ ...installation, ...second, logs })
 }
 
 /**
- * Starts the service in this process on a new, migrated database: on the server of TEST_DATABASE_URL, or else embedded.
- * Limits are off unless `env` sets them; key derivations are cheap unless `costs` is given.
+ * Starts a service on a new database, for a test that changes or looks at what all organizations share. Limits are off
+ * unless `env` sets them; key derivations are cheap unless `costs` is given.
  *
  * @param as maps the database URL of the owner to the URL that the service connects to
  */
-export async function startApp (
+export async function startIsolatedApp (
   t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK,
   as?: (url: string) => Promise<string>
 ): Promise<TestApp> {
-  const { database, drop, env: place } = await freshDatabase(as)
+  const installation = await install(as)
+  const logs: string[] = []
+  const service = await serve(installation, env, costs, (line) => logs.push(line))
+  t.teardown(async () => {
+    await service.app.close()
+    await installation.end()
+  })
+  return asTestApp({ ...installation, ...service, logs })
+}
+
+async function startShared (): Promise<Shared> {
+  const installation = await install()
+  const readers: Shared['readers'] = new Set()
+  const { listen, ...service } = await serve(installation, {}, QUICK, (line) => {
+    for (const logs of readers) logs.push(line)
+  })
+  const end = async () => {
+    service.app.server.closeAllConnections()
+    await service.app.close()
+    await installation.end()
+  }
+  // scripts/test.mjs disconnects after the last file of a process.
+  if (process.connected) process.once('disconnect', end)
+  else (await import('tap')).default.teardown(end)
+  return { ...installation, ...service, address: await listen(), readers }
+}
+
+async function install (as?: (url: string) => Promise<string>): Promise<Installation> {
+  const { database, drop, env } = await freshDatabase(as)
   const { text: MASTER_KEY } = generateMasterKey()
   const keyring = createKeyring([parseMasterKey(MASTER_KEY)])
   await openRows(database, keyring)
+  const end = async () => {
+    await database.close()
+    await drop()
+  }
+  return { database, keyring, env: { MASTER_KEY, ...env }, end }
+}
+
+async function serve (
+  { database, keyring }: Installation, env: Record<string, string>, costs: Costs, write: (line: string) => unknown
+) {
   const config = loadConfig({
     RATE_LIMIT_API: '0',
     RATE_LIMIT_OAUTH: '0',
@@ -92,10 +176,14 @@ export async function startApp (
     INVOICE_SELLER_NAME: 'Strongroom Ltd',
     ...env
   })
-  const logs: string[] = []
-  const app = await buildApp({ config, database, keyring, costs, logStream: { write: (line) => logs.push(line) } })
+  const app = await buildApp({ config, database, keyring, costs, logStream: { write } })
   await app.ready()
+  return { app, config, listen: () => app.listen({ host: '127.0.0.1', port: 0 }) }
+}
 
+type Started = Pick<TestApp, 'app' | 'database' | 'keyring' | 'config' | 'env' | 'logs' | 'listen'>
+
+function asTestApp ({ database, keyring, app, config, env, logs, listen }: Started): TestApp {
   const inject = async (options: InjectOptions): Promise<Answer> => {
     const response = await app.inject(options)
     const text = response.payload
@@ -113,28 +201,27 @@ export async function startApp (
       body: json && text !== '' ? JSON.parse(text) : undefined
     }
   }
+  const organizations: string[] = []
   const callerOf = (organization: string, token: string): Caller =>
     ({ token, organization, call: callWith({ inject }, token) })
   const token: TestApp['token'] = async (organization, abilities, more = {}) => {
     return callerOf(organization, await makeToken(database.db, organization, abilities, more))
   }
-  const close = async () => {
-    await app.close()
-    await database.close()
-    await drop()
-  }
-  t.teardown(close)
   return {
     app,
     database,
     keyring,
     config,
-    env: { MASTER_KEY, ...place },
+    env,
     logs,
+    listen,
     inject,
     token,
+    organizations,
     organization: async ({ plan = 'self-hosted', abilities = ['*' as const], slug } = {}) => {
-      return token(await makeOrganization(database.db, keyring, { slug, plan }), abilities)
+      const id = await makeOrganization(database.db, keyring, { slug, plan })
+      organizations.push(id)
+      return token(id, abilities)
     },
     rotate: async (text, overlapSeconds = 0) => {
       const { organizationId } = parseApiToken(text)!
@@ -153,8 +240,7 @@ export async function startApp (
       )
     })),
     sql: (query) =>
-      beside(async () => await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[]),
-    close
+      beside(async () => await database.db.execute(sql.raw(query)) as unknown as Record<string, unknown>[])
   }
 }
 
@@ -167,6 +253,9 @@ export const callWith = ({ inject }: Pick<TestApp, 'inject'>, token: string): Ca
     ...(body !== undefined && { payload: body as object })
   })
 
+/** A slug of an organization that no other test has. */
+export const uniqueSlug = (word: string): string => `${word}-${ulid().slice(-10).toLowerCase()}`
+
 /** Creates an organization and returns its id. */
 export async function makeOrganization (
   db: Db, keyring: Keyring, { slug, plan = 'self-hosted' }: { slug?: string | undefined, plan?: string } = {}
@@ -175,7 +264,7 @@ export async function makeOrganization (
   await createOrganization(db, {
     id,
     name: 'Nimbus',
-    slug: slug ?? `nimbus-${id.slice(-10).toLowerCase()}`,
+    slug: slug ?? uniqueSlug('nimbus'),
     plan,
     storage_key: makeStorageKey(keyring, id)
   })
@@ -198,11 +287,15 @@ export async function makeToken (
   return text
 }
 
-/** Asserts that the requests of `work` leave documents, versions and the version counters as they are. */
-export async function isUnchanged (t: Test, { sql }: Pick<TestApp, 'sql'>, work: () => Promise<unknown>) {
+/** Asserts that `work` leaves documents, versions and version counters of the organizations of a test as they are. */
+export async function isUnchanged (
+  t: Test, { sql, organizations }: Pick<TestApp, 'sql' | 'organizations'>, work: () => Promise<unknown>
+) {
+  if (organizations.length === 0) throw new Error('the test made no organization')
+  const its = `organization_id IN ('${organizations.join("', '")}')`
   const stored = () => sql(`
-    SELECT s::text AS row FROM secrets s UNION ALL SELECT v::text FROM secret_versions v
-    UNION ALL SELECT organization_id || ' ' || next_version FROM organization_counters ORDER BY 1`)
+    SELECT s::text AS row FROM secrets s WHERE ${its} UNION ALL SELECT v::text FROM secret_versions v WHERE ${its}
+    UNION ALL SELECT organization_id || ' ' || next_version FROM organization_counters WHERE ${its} ORDER BY 1`)
   const before = await stored()
   await work()
   t.same(await stored(), before, 'nothing was stored or removed')

@@ -139,7 +139,7 @@ export async function dropOnCitus (nodes: readonly string[], name: string): Prom
   }))
 }
 
-/** Starts a cluster of its own for a test file, on which `startApp` then makes its databases. */
+/** Starts a cluster of its own for a test file, on which `startIsolatedApp` then makes its databases. */
 export async function useOwnCitus (t: Test, more: Record<string, string> = {}): Promise<TestCitus> {
   const cluster = await startCitus(more)
   const { TEST_DATABASE_URL, TEST_CITUS_NODES } = process.env

@@ -9,7 +9,7 @@ import type { Costs } from '../../src/crypto/costs.ts'
 import { connect, databaseError, DatabaseUnavailable } from '../../src/db/database.ts'
 import { queueOf } from '../../src/db/changes/queue.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { startApp, type TestApp } from './app.ts'
+import { startIsolatedApp, type TestApp } from './app.ts'
 import { beside } from './statements.ts'
 
 // The embedded database has only one session and one process, so fewer requests are enough.
@@ -112,7 +112,8 @@ export async function startBeside (
  * queues of the instances.
  */
 export async function startInstances (t: Test, costs?: Costs) {
-  const service = await startApp(t, {}, costs)
+  // A database of its own: checks what all organizations of the database have counted.
+  const service = await startIsolatedApp(t, {}, costs)
   const addresses = [await service.app.listen({ host: '127.0.0.1', port: 0 })]
   const second = await startBeside(t, service)
   if (second !== undefined) {
@@ -482,31 +483,32 @@ export async function replay (sql: Sql, organization: string, operations: Operat
   return { problems, secrets, gone }
 }
 
-/** Stored counts that differ from the rows that they count. */
-export async function miscounted (sql: Sql): Promise<string[]> {
+/** Stored counts that differ from the rows that they count, of these organizations or else of all. */
+export async function miscounted (sql: Sql, organizations?: string[]): Promise<string[]> {
+  const of = organizations === undefined ? 'IS NOT NULL' : `IN ('${organizations.join("', '")}')`
   const versions = 'FROM secret_versions v WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id'
   const rows = await sql(`
-    SELECT 'versions of ' || s.id AS what, s.version_count AS kept, (SELECT count(*)::int ${versions}) AS there FROM secrets s
+    SELECT 'versions of ' || s.id AS what, s.version_count AS kept, (SELECT count(*)::int ${versions}) AS there FROM secrets s WHERE s.organization_id ${of}
     UNION ALL
-    SELECT 'bytes of the versions of ' || s.id, s.version_bytes, (SELECT coalesce(sum(v.size_bytes), 0) ${versions}) FROM secrets s
+    SELECT 'bytes of the versions of ' || s.id, s.version_bytes, (SELECT coalesce(sum(v.size_bytes), 0) ${versions}) FROM secrets s WHERE s.organization_id ${of}
     UNION ALL
     SELECT 'bytes of ' || c.organization_id, c.stored_bytes, (SELECT coalesce(sum(s.size_bytes), 0) FROM secrets s WHERE s.organization_id = c.organization_id AND s.sealed IS NOT NULL)
       + (SELECT coalesce(sum(v.size_bytes), 0) FROM secret_versions v JOIN secrets s ON s.organization_id = v.organization_id AND s.history_id = v.history_id WHERE v.organization_id = c.organization_id)
-      FROM organization_counters c JOIN organizations o ON o.id = c.organization_id
+      FROM organization_counters c JOIN organizations o ON o.id = c.organization_id WHERE c.organization_id ${of}
     UNION ALL
-    SELECT 'the version of ' || s.id, s.version, (SELECT v.id ${versions} AND v.id = s.version) FROM secrets s WHERE s.version IS NOT NULL
+    SELECT 'the version of ' || s.id, s.version, (SELECT v.id ${versions} AND v.id = s.version) FROM secrets s WHERE s.organization_id ${of} AND s.version IS NOT NULL
     UNION ALL
-    SELECT 'documents of ' || c.project_id, c.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.organization_id = c.organization_id AND s.project_id = c.project_id AND s.sealed IS NOT NULL) FROM project_counts c
+    SELECT 'documents of ' || c.project_id, c.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.organization_id = c.organization_id AND s.project_id = c.project_id AND s.sealed IS NOT NULL) FROM project_counts c WHERE c.organization_id ${of}
     UNION ALL
-    SELECT 'the newest version of ' || c.project_id, coalesce(c.last_version, 0), (SELECT coalesce(max(v.id), 0) FROM secrets s JOIN secret_versions v ON v.organization_id = s.organization_id AND v.history_id = s.history_id WHERE s.organization_id = c.organization_id AND s.project_id = c.project_id) FROM project_counts c
+    SELECT 'the newest version of ' || c.project_id, coalesce(c.last_version, 0), (SELECT coalesce(max(v.id), 0) FROM secrets s JOIN secret_versions v ON v.organization_id = s.organization_id AND v.history_id = s.history_id WHERE s.organization_id = c.organization_id AND s.project_id = c.project_id) FROM project_counts c WHERE c.organization_id ${of}
     UNION ALL
-    SELECT 'targets of ' || c.project_id, c.target_count, (SELECT count(*)::int FROM targets t WHERE t.organization_id = c.organization_id AND t.project_id = c.project_id) FROM project_counts c
+    SELECT 'targets of ' || c.project_id, c.target_count, (SELECT count(*)::int FROM targets t WHERE t.organization_id = c.organization_id AND t.project_id = c.project_id) FROM project_counts c WHERE c.organization_id ${of}
     UNION ALL
-    SELECT 'environments of ' || c.project_id, c.environment_count, (SELECT count(*)::int FROM environments e WHERE e.organization_id = c.organization_id AND e.project_id = c.project_id) FROM project_counts c
+    SELECT 'environments of ' || c.project_id, c.environment_count, (SELECT count(*)::int FROM environments e WHERE e.organization_id = c.organization_id AND e.project_id = c.project_id) FROM project_counts c WHERE c.organization_id ${of}
     UNION ALL
-    SELECT 'documents of ' || t.id, t.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.organization_id = t.organization_id AND s.target_id = t.id AND s.sealed IS NOT NULL) FROM targets t
+    SELECT 'documents of ' || t.id, t.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.organization_id = t.organization_id AND s.target_id = t.id AND s.sealed IS NOT NULL) FROM targets t WHERE t.organization_id ${of}
     UNION ALL
-    SELECT 'environments of ' || t.id, t.environment_count, (SELECT count(*)::int FROM environments e WHERE e.organization_id = t.organization_id AND e.target_id = t.id) FROM targets t`)
+    SELECT 'environments of ' || t.id, t.environment_count, (SELECT count(*)::int FROM environments e WHERE e.organization_id = t.organization_id AND e.target_id = t.id) FROM targets t WHERE t.organization_id ${of}`)
   return rows.filter(({ kept, there }) => Number(kept) !== Number(there ?? -1)).map(({ what, kept, there }) =>
     `${what}: ${kept} are kept, there are ${there}`)
 }

@@ -4,7 +4,7 @@ import type { AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'
 import { COSTS } from '../../src/crypto/costs.ts'
 import { generateSalt, makeProof } from '../../src/crypto/key-proof.ts'
-import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { compiledExample, pythonLacks, readDoc } from '../helpers/docs.ts'
 import { IN_PROOFS, LONG } from '../helpers/long.ts'
@@ -15,7 +15,8 @@ const known = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
 const KEY_STRING = 'correct horse battery staple, and more'
 
 // The examples refuse a key with fewer iterations than the page asks for.
-const test = await startApp(t, {}, COSTS)
+// A database of its own: its key derivations have the documented costs.
+const test = await startIsolatedApp(t, {}, COSTS)
 const owner = await test.organization()
 await test.app.listen({ host: '127.0.0.1', port: 0 })
 const { port } = test.app.server.address() as AddressInfo

@@ -6,14 +6,15 @@ import { deriveDataKey, makeProof } from '../../src/crypto/key-proof.ts'
 import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { encryption_keys } from '../../src/db/tables.ts'
 import { makeServerKey, registerClientKey } from '../../src/vault/keys/keys.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { clientKey } from '../helpers/client.ts'
 
 // Of keys that are put into the database beside the service.
 const storageKey = secretKey(random(32))
 
-const test = await startApp(t)
+// A database of its own: counts all projects, and all reports of manipulated rows.
+const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization
 const known = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))

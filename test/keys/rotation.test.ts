@@ -12,12 +12,13 @@ import { findLevel } from '../../src/repositories/levels/levels.ts'
 import { checkHashOf } from '../../src/vault/keys/keys.ts'
 import { provesAnyKey } from '../../src/vault/keys/proofs.ts'
 import { createHistoryWorker } from '../../src/vault/jobs/worker.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { QUICK, SLOW } from '../helpers/costs.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { patiently } from '../helpers/traffic.ts'
 
-const test = await startApp(t)
+// A database of its own: finds projects by their slugs alone.
+const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization
 const PROJECT = { name: 'Orbit' }
@@ -467,7 +468,7 @@ t.test('CR-24: a proof that opens the content is refused at rotation and re-encr
     'only a proof that opens it counts'
   )
 
-  const permissive = await startApp(t, { ALLOW_REVEALING_KEY_PROOF: '1' })
+  const permissive = await startIsolatedApp(t, { ALLOW_REVEALING_KEY_PROOF: '1' })
   const caller = await permissive.organization()
   const level = await makeLevel(caller, key.registration)
   const stored = await caller.call(
@@ -1056,7 +1057,7 @@ t.test('TI-36: a change of custody returns the project that it changed, also if 
 })
 
 t.test('CR-16: RATE_LIMIT_LONG_OPERATIONS limits changes of custody per organization, also failed ones', async (t) => {
-  const limited = await startApp(t, { RATE_LIMIT_LONG_OPERATIONS: '10' })
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_LONG_OPERATIONS: '10' })
   const caller = await limited.organization()
   const key = await clientKey('first battery staple')
   const at = await makeLevel(caller, key.registration)
@@ -1083,7 +1084,7 @@ t.test('what belongs to a change of custody is refused without one', async (t) =
 })
 
 t.test('rotations of the server are limited to 10 an hour for an organization', async (t) => {
-  const limited = await startApp(t, { RATE_LIMIT_KEY_ROTATION: '10' })
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_KEY_ROTATION: '10' })
   const caller = await limited.organization()
   const at = await makeLevel(caller, PROJECT)
   const rotate = () => caller.call('POST', `/${caller.organization}/${at.project}/encryption-key/rotate`)

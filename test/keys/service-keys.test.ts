@@ -10,7 +10,7 @@ import { authorityOf, connect, type Database } from '../../src/db/database.ts'
 import { findPrincipal } from '../../src/repositories/people/principals.ts'
 import { serviceKeyContext } from '../../src/vault/keys/contexts.ts'
 import { openRows, RowKeyError } from '../../src/vault/audit/row-authentication.ts'
-import { freshDatabase, startApp } from '../helpers/app.ts'
+import { freshDatabase, startIsolatedApp } from '../helpers/app.ts'
 import { beside } from '../helpers/statements.ts'
 
 // The keys that authenticate rows and events are created once, for an empty database. Only the master key names them.
@@ -27,7 +27,8 @@ const run = async (database: Database, ...statements: string[]) => {
 }
 
 t.test('without the key that the canaries name nothing starts', async (t) => {
-  const service = await startApp(t)
+  // A database of its own: changes the service keys.
+  const service = await startIsolatedApp(t)
   const { database, keyring } = service
   const owner = await service.organization()
   await run(
@@ -72,7 +73,7 @@ t.test('without the key that the canaries name nothing starts', async (t) => {
 })
 
 t.test('a database with rows gets no new keys, whatever is hidden while it starts', async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const { database, keyring } = service
   const { organization } = await service.organization()
   const forged = mintApiToken(organization)

@@ -3,7 +3,7 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { makeProof } from '../../src/crypto/key-proof.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION } from '../../src/vault/operations/long-operations.ts'
-import { startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { LONG } from '../helpers/long.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
@@ -13,7 +13,8 @@ import { ON_POSTGRES } from '../helpers/traffic.ts'
 
 t.setTimeout(120_000)
 
-const service = await startApp(t)
+// A database of its own: measures how long others wait, so no other work may run.
+const service = await startIsolatedApp(t)
 const failing = ({ status, body }: Answer) => [status, body?.error]
 
 /** A project with so many documents at environments of one target, each stored twice; a moment between. */
@@ -155,7 +156,7 @@ t.test('an organization runs one long operation at a time, of whatever kind, ove
 })
 
 t.test('each kind of long operation has an hourly limit of its own, counted before its effect', async (t) => {
-  const limited = await startApp(t, { RATE_LIMIT_LONG_OPERATIONS: '2', RATE_LIMIT_KEY_ROTATION: '1' })
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_LONG_OPERATIONS: '2', RATE_LIMIT_KEY_ROTATION: '1' })
   const caller = await limited.organization()
   for (const [kind, prepare] of Object.entries(KINDS)) {
     const most = kind === 'a rotation by the server' ? 1 : 2

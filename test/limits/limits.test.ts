@@ -9,7 +9,7 @@ import { addressKey } from '../../src/http/routes/addresses.ts'
 import { createCounters, type Counted, type Counting } from '../../src/http/limits/counters.ts'
 import { LIMITS, installLimits, type LimitGroup } from '../../src/http/limits/limits.ts'
 import { ApiError } from '../../src/rules/errors.ts'
-import { makeLevel, ON_CITUS, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { LONG, sample } from '../helpers/long.ts'
 
@@ -23,8 +23,8 @@ let hundred: TestApp
 let three: TestApp
 
 t.before(async () => {
-  hundred = await startApp({ teardown: (fn) => t.teardown(fn) }, { RATE_LIMIT_API: '100', BODY_LIMIT: '16KiB' })
-  three = await startApp({ teardown: (fn) => t.teardown(fn) }, { RATE_LIMIT_API: '3', TRUST_PROXY: '10.0.0.0/8' })
+  hundred = await startIsolatedApp({ teardown: (fn) => t.teardown(fn) }, { RATE_LIMIT_API: '100', BODY_LIMIT: '16KiB' })
+  three = await startIsolatedApp({ teardown: (fn) => t.teardown(fn) }, { RATE_LIMIT_API: '3', TRUST_PROXY: '10.0.0.0/8' })
 })
 
 const LIMITED = ['x-ratelimit-limit', 'x-ratelimit-remaining', 'x-ratelimit-reset', 'retry-after']
@@ -250,7 +250,7 @@ t.test('a plan can raise the limit of S-14.2 but not lower it, and 0 turns the l
   const stranger = await anonymous(service, '198.51.100.18')
   t.equal(limitOf(stranger), 3, 'an address has no plan')
 
-  const off = await startApp(t, { RATE_LIMIT_API: '0' })
+  const off = await startIsolatedApp(t, { RATE_LIMIT_API: '0' })
   const caller = await off.organization({ plan: 'free' })
   const answers = await Promise.all(Array.from({ length: LONG ? 200 : 50 }, () => caller.call('GET', '/organization')))
   t.ok(answers.every(({ status }) => status === 200))
@@ -295,7 +295,7 @@ t.test('RL-15 a clock that is set back or forth locks no caller out for longer t
 })
 
 t.test('the limit of an effect is counted right before it: a refusal with 403, 404 or 422 does not count', async (t) => {
-  const service = await startApp(t, {
+  const service = await startIsolatedApp(t, {
     RATE_LIMIT_API: '1000', RATE_LIMIT_KEY_ROTATION: '2', RATE_LIMIT_LONG_OPERATIONS: '2'
   })
   const caller = await service.organization()
@@ -510,7 +510,7 @@ t.test('HT-41 X-Forwarded-For counts only when a trusted proxy sends it', async 
 
 // A service with 50 requests a minute and 3 rotations an hour, and an organization of it with two projects.
 async function rotating (t: Test, plan?: string) {
-  const service = await startApp(t, { RATE_LIMIT_API: '50', RATE_LIMIT_KEY_ROTATION: '3' })
+  const service = await startIsolatedApp(t, { RATE_LIMIT_API: '50', RATE_LIMIT_KEY_ROTATION: '3' })
   if (plan !== undefined) await service.sql(`INSERT INTO plans (name, api_per_minute, max_bytes) VALUES ('${plan}', 50, 500)`)
   const caller = await service.organization({ plan })
   const { project } = await makeLevel(caller, { name: 'Servers' })
@@ -555,7 +555,7 @@ t.test('a rotation that takes effect counts in its own group only', async (t) =>
 })
 
 t.test('a dry run of restore-to has a limit of its own, ten times that of the restores', async (t) => {
-  const service = await startApp(t, { RATE_LIMIT_API: '1000', RATE_LIMIT_LONG_OPERATIONS: '1' })
+  const service = await startIsolatedApp(t, { RATE_LIMIT_API: '1000', RATE_LIMIT_LONG_OPERATIONS: '1' })
   const caller = await service.organization()
   const { project } = await makeLevel(caller, { name: 'Previewed' })
   const restore = (query = '') => caller.call(

@@ -14,7 +14,7 @@ import { installLimits, LIMITS, type LimitGroup } from '../../src/http/limits/li
 import { countInRedis } from '../../src/http/limits/redis.ts'
 import type { ApiError } from '../../src/rules/errors.ts'
 import { createMetrics, render } from '../../src/telemetry/metrics.ts'
-import { freshDatabase, makeLevel, startApp, type TestApp } from '../helpers/app.ts'
+import { freshDatabase, makeLevel, startIsolatedApp, type TestApp } from '../helpers/app.ts'
 import { LONG } from '../helpers/long.ts'
 import { samplesOf, valueOf } from '../helpers/metrics.ts'
 import { startServer } from '../helpers/process.ts'
@@ -38,7 +38,8 @@ const changesOf = (instance: Instance) =>
   linesOf(instance).map(({ msg }) => msg).filter((msg) => msg === ALONE || msg === TOGETHER)
 
 async function instancesOn (t: Test, env: Record<string, string>) {
-  const service = await startApp(t, env)
+  // A database of its own: ends services, and counts what each asks its database.
+  const service = await startIsolatedApp(t, env)
   const logs: string[] = []
   const { config, database, keyring, app: { costs } } = service
   const app = await buildApp({ config, database, keyring, costs, logStream: { write: (line) => logs.push(line) } })

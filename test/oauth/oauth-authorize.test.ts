@@ -7,14 +7,15 @@ import { LIFETIMES, MAX_GRANTS, STATE_LENGTH } from '../../schemas/oauth.ts'
 import { isScopeOfProject, SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { hashToken } from '../../src/crypto/bearer.ts'
 import { createClient, createGrant } from '../../src/repositories/people/oauth.ts'
-import { makeLevel, startApp } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
 import { byTurns, LONG, sample } from '../helpers/long.ts'
 import {
   authorizationUrl, authorize, CALLBACK, issuePair, makePerson, makeTeam, pkce, post, tokensFor, type Person
 } from '../helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
-const service = await startApp(t)
+// A database of its own: counts all authorization codes of the service.
+const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const nimbus = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
@@ -928,7 +929,7 @@ t.test('OA-21, CR-45: no page can be framed, kept, or given script', async (t) =
 
 t.test('OA-22: no other origin reads a page, even one that may call the API', async (t) => {
   const origin = 'https://console.example.com'
-  const sharing = await startApp(t, { CORS_ORIGINS: origin })
+  const sharing = await startIsolatedApp(t, { CORS_ORIGINS: origin })
   const at = await sharing.app.listen({ host: '127.0.0.1', port: 0 })
   t.equal(
     (await fetch(`${at}/api/v1/user`, { headers: { origin } })).headers.get('access-control-allow-origin'), origin,
@@ -1153,7 +1154,7 @@ t.test('OA-86: a bearer token opens no page, and a session no part of the API', 
 })
 
 t.test('CR-44: a session is a new 256-bit name at every sign-in, kept as a hash, for this host alone', async (t) => {
-  const secure = await startApp(t, { PUBLIC_URL: 'https://secrets.example.com' })
+  const secure = await startIsolatedApp(t, { PUBLIC_URL: 'https://secrets.example.com' })
   const at = await secure.app.listen({ host: '127.0.0.1', port: 0 })
   const person = await makePerson(secure)
   const browser = visitor(at)
@@ -1258,7 +1259,7 @@ t.test('CR-44: a link to set a password ends the session that this browser had',
 
 t.test('OA-19, OA-20: below a path, forms, links and redirects stay below it', async (t) => {
   const base = 'https://example.com/secrets'
-  const below = await startApp(t, { PUBLIC_URL: base })
+  const below = await startIsolatedApp(t, { PUBLIC_URL: base })
   const at = await below.app.listen({ host: '127.0.0.1', port: 0 })
   const person = await makePerson(below)
   const browser = visitor(at)

@@ -16,7 +16,7 @@ const SCOPE = 'project:read organization:read'
 t.setTimeout(240_000)
 
 const service = await startApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const address = await service.listen()
 const nimbus = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
 const browser = visitor(address)

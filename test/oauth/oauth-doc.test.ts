@@ -18,7 +18,7 @@ import { visitor } from '../helpers/visitor.ts'
 
 const page = readDoc('docs/oauth.md')
 const service = await startApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const address = await service.listen()
 const nimbus = await service.organization()
 const other = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner', [other.organization]: 'auditor' })

@@ -17,7 +17,7 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 // The API as a protected resource (RFC 6750, RFC 9728), and what a client finds out by itself (RFC 8414).
 
 const service = await startApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const address = await service.listen()
 const nimbus = await service.organization()
 const o = nimbus.organization
 await makeLevel(nimbus, { slug: 'orbit' })
@@ -349,7 +349,7 @@ async function answersOf (document: Record<string, unknown>): Promise<[name: str
 t.test('OA-91: whatever is advertised is there', async (t) => {
   for (const env of [{}, { DOCS_UI: 'off' }] as Record<string, string>[]) {
     const other = await startApp(t, env)
-    const at = await other.app.listen({ host: '127.0.0.1', port: 0 })
+    const at = await other.listen()
     for (const name of ['oauth-authorization-server', 'oauth-protected-resource']) {
       const { body } = await open(`${at}/.well-known/${name}`)
       for (const [endpoint, status] of await answersOf(body)) {
@@ -461,7 +461,7 @@ t.test('OA-93: no header of the request changes where anything leads', async (t)
     {}, { TRUST_PROXY: 'loopback' }, { PUBLIC_URL: 'https://secrets.example.com', TRUST_PROXY: 'loopback' }
   ] as Record<string, string>[]) {
     const other = await startApp(t, env)
-    await other.app.listen({ host: '127.0.0.1', port: 0 })
+    await other.listen()
     const issuer = other.app.issuer()
     const paths = [
       '/.well-known/oauth-authorization-server', '/.well-known/oauth-protected-resource', '/oauth/authorize',

@@ -11,7 +11,7 @@ import { countKey, rememberDevice, takeAttempts } from '../../src/repositories/p
 import { createSession } from '../../src/repositories/people/sessions.ts'
 import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createPasswordLink, changePassword, endEverything, findUser, setDisabled } from '../../src/repositories/people/users.ts'
-import { earlier, startApp, type TestApp } from '../helpers/app.ts'
+import { earlier, startApp, startIsolatedApp, type TestApp } from '../helpers/app.ts'
 import { byTurns, LONG } from '../helpers/long.ts'
 import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, type Person } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
@@ -31,7 +31,7 @@ t.setTimeout(240_000)
 
 const service = await startApp(t)
 const { db } = service.database
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const address = await service.listen()
 const nimbus = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
 await createClient(db, { id: OTHER, name: 'Orbit', redirect_uris: [CALLBACK, WEB] })
@@ -934,7 +934,8 @@ t.test('OA-41 OA-76: ten requests a minute and address, counted before a body is
 })
 
 t.test('OA-25 OA-62: what is over is removed when more is made, and what a second use is noticed by stays', async (t) => {
-  const app = await startApp(t)
+  // A database of its own: counts the rows of all people.
+  const app = await startIsolatedApp(t)
   const { db } = app.database
   const at = await app.app.listen({ host: '127.0.0.1', port: 0 })
   const organization = await app.organization()

@@ -7,7 +7,7 @@ import { authorizationUrl, CALLBACK, makePerson, pkce, post, tokensFor } from '.
 import { visitor } from '../helpers/visitor.ts'
 
 const service = await startApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const address = await service.listen()
 const nimbus = await service.organization()
 const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
 

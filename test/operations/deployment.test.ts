@@ -4,7 +4,7 @@ import { readdirSync, readFileSync } from 'node:fs'
 import t from 'tap'
 import { parse, parseAllDocuments } from 'yaml'
 import { loadConfig } from '../../src/config.ts'
-import { startApp } from '../helpers/app.ts'
+import { startIsolatedApp } from '../helpers/app.ts'
 import { readDoc, variablesOfService } from '../helpers/docs.ts'
 import { namesOf, OF_WORKERS } from '../helpers/metrics.ts'
 import { run } from '../helpers/process.ts'
@@ -15,7 +15,8 @@ const METRICS_TOKEN = 'a-token-for-the-metrics-alone'
 const read = (path: string) => readFileSync(path, 'utf8')
 
 /** Every metric that there is. */
-const service = await startApp(t, {
+// A database of its own: it shows a whole deployment, also while it ends.
+const service = await startIsolatedApp(t, {
   METRICS_TOKEN, OTEL_EXPORTER_OTLP_ENDPOINT: 'http://127.0.0.1:9', REDIS_URL: 'redis://127.0.0.1:9', LOG_LEVEL: 'silent'
 })
 const { text } = await service.inject({

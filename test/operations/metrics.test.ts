@@ -9,7 +9,7 @@ import { noteBackup } from '../../src/repositories/operations/backups.ts'
 import { createChannel, type Channel } from '../../src/telemetry/channel.ts'
 import { collectMetrics, createCommonMetrics, metricsHandlers } from '../../src/telemetry/worker-metrics.ts'
 import { createMetrics, render } from '../../src/telemetry/metrics.ts'
-import { makeLevel, startApp, type Caller, type TestApp } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Caller, type TestApp } from '../helpers/app.ts'
 import { samplesOf, valueOf } from '../helpers/metrics.ts'
 
 const METRICS_TOKEN = randomBytes(24).toString('base64url')
@@ -17,7 +17,8 @@ const METRICS_TOKEN = randomBytes(24).toString('base64url')
 let service: TestApp
 let owner: Caller
 t.before(async () => {
-  service = await startApp({ teardown: (fn) => t.teardown(fn) }, { METRICS_TOKEN, LOG_LEVEL: 'warn' })
+  // A database of its own: the metrics count the requests and rows of all organizations.
+  service = await startIsolatedApp({ teardown: (fn) => t.teardown(fn) }, { METRICS_TOKEN, LOG_LEVEL: 'warn' })
   owner = await service.organization()
 })
 
@@ -26,7 +27,7 @@ const scrape = (from = service, authorization = `Bearer ${METRICS_TOKEN}`) =>
 const read = async (from = service) => samplesOf((await scrape(from)).text)
 
 t.test('without METRICS_TOKEN there is no such path', async (t) => {
-  const plain = await startApp(t)
+  const plain = await startIsolatedApp(t)
   for (const method of ['GET', 'HEAD', 'POST', 'OPTIONS'] as const) {
     const [there, nowhere] = await Promise.all(['/metrics', '/nowhere'].map((url) => plain.inject({
       method, url, headers: { authorization: `Bearer ${METRICS_TOKEN}` }
@@ -228,7 +229,7 @@ t.test('uses of the database are counted where they are, and where they wait', a
 })
 
 t.test('without its database the service still tells of itself', async (t) => {
-  const alone = await startApp(t, { METRICS_TOKEN, LOG_LEVEL: 'silent' })
+  const alone = await startIsolatedApp(t, { METRICS_TOKEN, LOG_LEVEL: 'silent' })
   await alone.database.close()
   const samples = await read(alone)
   t.equal(valueOf(samples, 'strongroom_database_up', {}), 0)

@@ -5,7 +5,7 @@ import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { createMetrics, render } from '../../src/telemetry/metrics.ts'
 import { createTracer, parseTraceparent } from '../../src/telemetry/traces.ts'
-import { makeLevel, startApp } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
 import { samplesOf, valueOf } from '../helpers/metrics.ts'
 import { startReceiver } from '../helpers/receiver.ts'
 
@@ -13,7 +13,8 @@ const PARENT = { trace: '4bf92f3577b34da6a3ce929d0e0e4736', span: '00f067aa0ba90
 
 t.test('a request is a span, with the guard, its statements and its cryptography as pieces', async (t) => {
   const receiver = await startReceiver(t)
-  const service = await startApp(t, {
+  // A database of its own: each request of the service makes a span.
+  const service = await startIsolatedApp(t, {
     OTEL_EXPORTER_OTLP_ENDPOINT: receiver.url, OTEL_EXPORTER_OTLP_HEADERS: 'x-api-key=word', OTEL_SERVICE_NAME: 'vault'
   })
   const owner = await service.organization()
@@ -115,7 +116,7 @@ t.test('what share is traced is drawn by the service, whichever trace a caller n
 t.test('a receiver that is not there, or takes for ever, holds up no request and no end', async (t) => {
   const receiver = await startReceiver(t)
   receiver.silence()
-  const service = await startApp(t, {
+  const service = await startIsolatedApp(t, {
     OTEL_EXPORTER_OTLP_ENDPOINT: receiver.url, METRICS_TOKEN: 'sixteen-visible!'
   })
   const owner = await service.organization()
@@ -125,7 +126,7 @@ t.test('a receiver that is not there, or takes for ever, holds up no request and
   await service.app.close()
   t.ok(receiver.held[0]!.socket?.writable, 'it ended while the receiver still had not answered')
 
-  const gone = await startApp(t, { OTEL_EXPORTER_OTLP_ENDPOINT: 'http://127.0.0.1:9', METRICS_TOKEN: 'sixteen-visible!' })
+  const gone = await startIsolatedApp(t, { OTEL_EXPORTER_OTLP_ENDPOINT: 'http://127.0.0.1:9', METRICS_TOKEN: 'sixteen-visible!' })
   const caller = await gone.organization()
   t.equal((await caller.call('GET', '/organization')).status, 200)
   const lost = async () => valueOf(samplesOf((await gone.inject({

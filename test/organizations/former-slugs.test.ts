@@ -12,11 +12,12 @@ import { transaction, type Db } from '../../src/db/database.ts'
 import { MEMBERSHIP_LIMITS } from '../../src/repositories/people/users.ts'
 import { deleteOrganization, lockEverybody, updateOrganization } from '../../src/repositories/levels/organizations.ts'
 import { Anchors } from '../../src/vault/audit/verification.ts'
-import { ACTIVITY, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { ACTIVITY, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
-const service = await startApp(t)
+// A database of its own: looks at all slugs, and verifies all chains.
+const service = await startIsolatedApp(t)
 
 /** A person whose application may do everything. */
 async function person (roles: Parameters<typeof makePerson>[1] = {}) {
@@ -103,7 +104,7 @@ t.test('a former slug is taken for all other organizations, after a rename and a
 })
 
 t.test('the first start skips a slug that is reserved', async (t) => {
-  const empty = await startApp(t)
+  const empty = await startIsolatedApp(t)
   const first = await empty.organization({ slug: 'nimbus' })
   t.equal((await remove(first)).status, 204)
   const made = await initialize({ database: empty.database, keyring: empty.keyring }, {

@@ -1,7 +1,7 @@
 // runs: one database
 import t from 'tap'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startApp, uniqueSlug, type Answer, type Caller } from '../helpers/app.ts'
 import { miscounted } from '../helpers/traffic.ts'
 
 const service = await startApp(t)
@@ -76,7 +76,8 @@ const slugOf = (answer: Answer) => answer.body.data?.attributes.slug
 const failing = (answer: Answer) => [answer.status, answer.body.error, Object.keys(answer.body.errors ?? {})]
 
 t.test('an organization is answered by its ULID in either letter case, by its slug and as the token’s own', async (t) => {
-  const caller = await service.organization({ slug: 'cirrus', plan: 'team' })
+  const slug = uniqueSlug('cirrus')
+  const caller = await service.organization({ slug, plan: 'team' })
   const first = await caller.call('GET', `/organizations/${caller.organization}`)
   const { created_at, updated_at } = first.body.data.attributes
   t.match(created_at, MOMENT)
@@ -86,12 +87,12 @@ t.test('an organization is answered by its ULID in either letter case, by its sl
       type: 'organizations',
       id: caller.organization,
       name: 'Nimbus',
-      slug: 'cirrus',
+      slug,
       status: 'active',
       attributes: {
         ulid: caller.organization,
         name: 'Nimbus',
-        slug: 'cirrus',
+        slug,
         status: 'active',
         plan_name: 'team',
         require_second_factor: false,
@@ -101,7 +102,7 @@ t.test('an organization is answered by its ULID in either letter case, by its sl
     }
   })
   for (const path of [
-    `/organizations/${caller.organization.toLowerCase()}`, '/organizations/cirrus', '/organization'
+    `/organizations/${caller.organization.toLowerCase()}`, `/organizations/${slug}`, '/organization'
   ]) {
     const { status, body } = await caller.call('GET', path)
     t.strictSame([status, body], [200, first.body], path)
@@ -538,7 +539,7 @@ t.test('a delete takes everything below it, documents and history included, and 
       (SELECT count(*)::int FROM encryption_keys WHERE ${own}) AS keys`)
     const { documents, versions } = counts as { documents: number, versions: number }
     t.strictSame(left, { secrets: 3 - documents, versions: 4 - versions, keys: event === 'project.delete' ? 0 : 1 })
-    t.same(await miscounted(service.sql), [])
+    t.same(await miscounted(service.sql, service.organizations), [])
   }
 })
 

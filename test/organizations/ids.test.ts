@@ -1,7 +1,7 @@
 // runs: one database; alone
 // Alone, because ids follow the clock of their process, which tests of other files move.
 import t from 'tap'
-import { startApp, type Answer, type TestApp } from '../helpers/app.ts'
+import { startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { OPERATIONS, prepare, send, settle, type World } from '../helpers/operations.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
@@ -32,7 +32,8 @@ const sequencesOf = async ({ sql }: TestApp) => await sql(`
   WHERE s.relkind = 'S' AND s.relnamespace = 'public'::regnamespace ORDER BY 1`) as { column: string, sequence: string }[]
 
 t.test('each column numbered across the installation is listed with the reason why no tenant sees it', async (t) => {
-  const service = await startApp(t)
+  // A database of its own: sets the sequences of the installation.
+  const service = await startIsolatedApp(t)
   const sequences = await sequencesOf(service)
   t.strictSame(sequences.map(({ column }) => column), Object.keys(COUNTED).sort())
   const computed = await service.sql(`SELECT table_name || '.' || column_name AS column FROM information_schema.columns
@@ -96,7 +97,7 @@ function numbersIn (value: unknown, place = ''): [place: string, number: number]
 }
 
 t.test('ids of one organization are the same whatever another one does, or tell a time and nothing else', async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const busy = await service.organization()
   const b = busy.organization
   let made = 0

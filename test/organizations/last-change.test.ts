@@ -71,7 +71,7 @@ t.test('the last change is the newest version: of a level its own, of a project 
       [projects.orbit, targets.api, environments.live, environments.test].map(numberOf), [project, api, live, test]
     )
     t.strictSame([projects.other, targets.web], [null, null])
-    t.strictSame(await miscounted(service.sql), [], 'the stored one is the newest that there is')
+    t.strictSame(await miscounted(service.sql, service.organizations), [], 'the stored one is the newest that there is')
   }
   const first = await store(LIVE)
   await seen(t, first, null, first, null)
@@ -117,12 +117,12 @@ t.test('the last change is the newest version: of a level its own, of a project 
   t.equal((await caller.call('POST', `/${o}/orbit/encryption-key/rotate`, {})).status, 200)
   const rotated = numberOf((await all()).projects.orbit)!
   t.ok(rotated > sixth!, 'a rotation makes versions')
-  t.strictSame(await miscounted(service.sql), [])
+  t.strictSame(await miscounted(service.sql, service.organizations), [])
 
   t.equal((await caller.call('DELETE', `/${o}/orbit/api/live`)).status, 204)
-  t.strictSame(await miscounted(service.sql), [], 'after the deletion of a level')
+  t.strictSame(await miscounted(service.sql, service.organizations), [], 'after the deletion of a level')
   t.equal((await caller.call('DELETE', `/${o}/orbit/api`)).status, 204)
-  t.strictSame(await miscounted(service.sql), [], 'after the deletion of all levels below')
+  t.strictSame(await miscounted(service.sql, service.organizations), [], 'after the deletion of all levels below')
   await purge({ scope: 'project' })
   t.strictSame((await all().catch(() => undefined)) ?? await listed(caller.call, `/${o}/projects`), { orbit: null, other: null })
 })
@@ -131,7 +131,7 @@ t.test('concurrent writes leave the newest version, also if the last one has non
   const { caller, o, store } = await world()
   for (let i = 0; i < 5; i++) {
     await Promise.all(Array.from({ length: 8 }, (_, n) => store(n % 2 === 0 ? LIVE : TEST, { no_backup: n % 3 === 2 })))
-    t.strictSame(await miscounted(service.sql), [])
+    t.strictSame(await miscounted(service.sql, service.organizations), [])
   }
   t.not((await listed(caller.call, `/${o}/projects`)).orbit, null)
 })

@@ -3,11 +3,12 @@ import t from 'tap'
 import { MAX_OWNED } from '../../schemas/organizations.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { TENANT_TABLES } from '../helpers/statements.ts'
 
-const service = await startApp(t)
+// A database of its own: counts all organizations.
+const service = await startIsolatedApp(t)
 
 /** A person with an application that has these scopes. */
 async function personWith (granted: Parameters<typeof issuePair>[2], roles: Parameters<typeof makePerson>[1] = {}) {

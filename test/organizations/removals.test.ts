@@ -16,7 +16,7 @@ import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { PIECE } from '../../src/db/callers/expired.ts'
 import type { Background } from '../../src/vault/jobs/background.ts'
 import { createRemovalWorker } from '../../src/vault/jobs/cleanup.ts'
-import { freshDatabase, makeLevel, startApp, type Caller } from '../helpers/app.ts'
+import { freshDatabase, makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { onEachNode } from '../helpers/citus.ts'
 import { clientKey } from '../helpers/client.ts'
 import { QUICK } from '../helpers/costs.ts'
@@ -34,7 +34,8 @@ const COPIES = 2 * PIECE + 400
 /** What is recorded of a level that `fill` filled: its two writes, their copies and a rotation. */
 const VERSIONS = COPIES + 3
 
-const service = await startApp(t)
+// A database of its own: stops and starts the background workers, which work on all organizations.
+const service = await startIsolatedApp(t)
 const { database, config, keyring } = service
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 // Only the workers that a test starts are at work.

@@ -86,7 +86,7 @@ t.test('an update accepts the stored name, whatever it is, and no other name of 
 })
 
 t.test('a person chooses a name without such characters, and may keep the stored one', async (t) => {
-  const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+  const address = await service.listen()
   const browser = visitor(address)
   const made = await addUser(service.database, address, { email: 'old@nimbus.example', name: 'Old\u009bname' })
   const page = await browser.open(made.link)

@@ -6,7 +6,7 @@ import { MAX_OWNED } from '../../schemas/organizations.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { addUser } from '../../src/commands/people/users.ts'
 import { createRemovalWorker } from '../../src/vault/jobs/cleanup.ts'
-import { startApp, type Answer, type TestApp } from '../helpers/app.ts'
+import { startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { authorize, crowd, issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
 import { formIn, visitor, type Visitor } from '../helpers/visitor.ts'
@@ -15,7 +15,8 @@ import { formIn, visitor, type Visitor } from '../helpers/visitor.ts'
 // nothing about the person.
 
 const mail = await startMailServer(t)
-const service = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
+// A database of its own: runs the background workers, and looks at all invitation mails.
+const service = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const failing = ({ status, body }: Answer) => [status, body?.error]
 
@@ -581,7 +582,7 @@ t.test('a member whom the operator adds needs no invitation, and the organizatio
 })
 
 t.test('without a mail server the inviter is told how an invitation is accepted, the same for every address', async (t) => {
-  const silent = await startApp(t)
+  const silent = await startIsolatedApp(t)
   const { organization: o, call } = await silent.organization()
   const rosa = await makePerson(silent)
   const texts = []
@@ -596,7 +597,7 @@ t.test('without a mail server the inviter is told how an invitation is accepted,
 
 t.test('a mail that the mail server refuses does not count: the invitation can be sent again at once', async (t) => {
   const refusing = await startMailServer(t, 'refuses-recipient')
-  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${refusing.port}` })
+  const on = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${refusing.port}` })
   const { organization: o, call } = await on.organization()
   const attempts = async () => {
     await on.app.outbox.settled()

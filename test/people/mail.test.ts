@@ -13,13 +13,14 @@ import { createMailer } from '../../src/mail/mailer.ts'
 import {
   createOutbox, MAX_OF_ONE, MAX_SENDERS, MAX_TO_ADDRESS, MAX_UNDER_WAY
 } from '../../src/mail/outbox.ts'
-import { ACTIVITY, startApp, type Answer, type TestApp } from '../helpers/app.ts'
+import { ACTIVITY, startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { issuePair, makePerson, tokensFor } from '../helpers/people.ts'
 import { freePort } from '../helpers/postgres.ts'
 import { startMailServer, type Mood } from '../helpers/smtp.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-const service = await startApp(t)
+// A database of its own: its people have fixed addresses.
+const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const nimbus = await service.organization()
 const PASSWORD = 'canary/of the mail'
@@ -319,7 +320,7 @@ const isCutOff = (t: Test, message: string) =>
 
 t.test('mails take turns; a sender over the share, in two organizations, is told, and delays no other', async (t) => {
   const server = await startMailServer(t)
-  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
+  const on = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
   const places = [await on.organization(), await on.organization()]
   const sender = await makePerson(on, Object.fromEntries(places.map(({ organization }) => [organization, 'owner'])))
   const { access } = await issuePair(on, sender, SCOPE_NAMES)
@@ -453,7 +454,7 @@ async function sender (on: TestApp, many: number) {
 
 t.test('an address is bounded by its mailbox, however its domain is spelled', async (t) => {
   const server = await startMailServer(t)
-  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
+  const on = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
   const { by } = await sender(on, MAX_TO_ADDRESS + 3)
   const spellings = ['rosa@münchen.example', 'rosa@xn--mnchen-3ya.example', 'Rosa@XN--MNCHEN-3YA.example']
   for (let i = 0; i < MAX_TO_ADDRESS; i++) t.match(await by[i]!.tells(spellings[i % 3]!), ON_ITS_WAY)
@@ -463,7 +464,7 @@ t.test('an address is bounded by its mailbox, however its domain is spelled', as
 
 t.test('no sender floods an address through many organizations, or keeps the mails of others from it', async (t) => {
   const server = await startMailServer(t)
-  const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
+  const on = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
   const address = await on.app.listen({ host: '127.0.0.1', port: 0 })
   const email = 'Rosa.Quill@nimbus.example'
   const arrive = (many: number) => until(() => server.mails.length === many)

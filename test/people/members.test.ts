@@ -14,7 +14,7 @@ import { startMailServer } from '../helpers/smtp.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
 const service = await startApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const address = await service.listen()
 const failing = ({ status, body }: Answer) => [status, body?.error]
 
 const bearer = (token: string, on: TestApp = service) =>

@@ -11,7 +11,7 @@ import { countKey } from '../../src/repositories/people/attempts.ts'
 import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createUser, setDisabled } from '../../src/repositories/people/users.ts'
 import { transaction } from '../../src/db/database.ts'
-import { earlier, startApp, type Answer } from '../helpers/app.ts'
+import { earlier, startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { giveSecondFactor, makePerson, tokensFor, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
@@ -24,7 +24,8 @@ const FORGOT = '/account/forgot-password'
 const NEW = 'a new long password'
 
 const mail = await startMailServer(t)
-const service = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
+// A database of its own: removes and looks at all sign-in attempts.
+const service = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const { db } = service.database
 
@@ -399,7 +400,7 @@ t.test('CR-49: a network asks for at most 25 links in half an hour, and for 20 a
   t.equal(statuses[25], 429)
   t.equal((await send('many-26@nimbus.example', '192.0.2.8')).status, 200, 'another network may')
 
-  const limited = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}`, RATE_LIMIT_OAUTH: '2' })
+  const limited = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}`, RATE_LIMIT_OAUTH: '2' })
   const rosa = await makePerson(limited)
   const device = mintSecret()
   await limited.sql(`INSERT INTO sign_in_devices (token_hash, user_id, expires_at)
@@ -465,7 +466,7 @@ t.test('CR-48: a link leads to the address of the service, whatever the request 
 })
 
 t.test('CR-48: without a mail server there is no link on the sign-in page, and the pages say what to do', async (t) => {
-  const silent = await startApp(t)
+  const silent = await startIsolatedApp(t)
   const browser = visitor(await silent.app.listen({ host: '127.0.0.1', port: 0 }))
   const rosa = await makePerson(silent)
   const page = await browser.open('/account')

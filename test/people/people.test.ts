@@ -20,7 +20,7 @@ import {
   createPasswordLink, changePassword, createMember, createUser, findUser, setDisabled, updatePasswordHash
 } from '../../src/repositories/people/users.ts'
 import { effectiveScopes, scopesOfRole } from '../../src/rules/roles.ts'
-import { makeLevel, ON_CITUS, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { IN_PROOFS, LONG, sample } from '../helpers/long.ts'
 import { authorize, CALLBACK, makePerson, post, tokensFor, type Person } from '../helpers/people.ts'
@@ -28,7 +28,8 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 
 // People: what they may do in their organizations through an application, and how they prove who they are.
 
-const service = await startApp(t)
+// A database of its own: looks at all people and sign-in attempts.
+const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const { db } = service.database
 
@@ -444,7 +445,7 @@ t.test('CR-42: strangers, however many, never lock out a device that has signed 
 })
 
 t.test('CR-42: strangers at the same address use up nothing of a device that has signed in before', async (t) => {
-  const limited = await startApp(t, { RATE_LIMIT_OAUTH: '2' })
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_OAUTH: '2' })
   const person = await makePerson(limited)
   const first = await signIn(person.email, person.password, limited)
   const device = cookieOf('device', first)!
@@ -463,7 +464,7 @@ t.test('CR-42: strangers at the same address use up nothing of a device that has
 })
 
 t.test('CR-42: a person with an account is a stranger to other accounts: their guesses count by address', IN_PROOFS, async (t) => {
-  const limited = await startApp(t, { RATE_LIMIT_OAUTH: '10' })
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_OAUTH: '10' })
   const [mallory, trudy, rosa] = [await makePerson(limited), await makePerson(limited), await makePerson(limited)]
   const devices = new Map<Person, string>()
   const begin = async (person: Person) => {
@@ -850,7 +851,7 @@ t.test('CR-41: recording a refusal writes to the database, whether there is an a
 })
 
 t.test('CR-42: an IP address may try twice as many sign-ins as token requests, for all accounts together', async (t) => {
-  const limited = await startApp(t, { RATE_LIMIT_OAUTH: '3' })
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_OAUTH: '3' })
   const person = await makePerson(limited)
   const statuses = []
   for (let i = 0; i < 6; i++) {
@@ -1393,7 +1394,7 @@ t.test('OA-14: what a user hands on as an API token is no more than the user has
 })
 
 t.test('the calls of users count in their organization’s window; those about none in the user’s own', async (t) => {
-  const limited = await startApp(t, { RATE_LIMIT_API: '5' })
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_API: '5' })
   const nimbus = await limited.organization()
   const other = await limited.organization()
   const o = nimbus.organization

@@ -29,7 +29,7 @@ import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 t.setTimeout(120_000)
 
 const service = await startApp(t)
-const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const address = await service.listen()
 const { db } = service.database
 
 /** The form of a page that leads somewhere. */

@@ -3,7 +3,7 @@ import t from 'tap'
 import { FIRST_ORGANIZATION } from '../../schemas/organizations.ts'
 import { greet } from '../../src/commands/serve/greeting.ts'
 import { challengeOf } from '../../src/crypto/bearer.ts'
-import { startApp, type Answer } from '../helpers/app.ts'
+import { startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { createValidator } from '../helpers/contract.ts'
 import { OPERATIONS, OTHER_OPERATIONS, OTHER_RESOURCES, prepare, publishedPaths } from '../helpers/operations.ts'
 import { authorize, issuePair, makePerson } from '../helpers/people.ts'
@@ -23,7 +23,8 @@ interface Example { id: string, method: string, path: string, operation: Operati
 
 const FORM_TYPE = 'application/x-www-form-urlencoded'
 
-const service = await startApp(t)
+// A database of its own: the examples have fixed slugs, addresses and coupons.
+const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 // No example shows what background jobs do. A fast one would end the re-encryption before the example of its progress.
 await Promise.all([service.app.billing.stop(), service.app.histories.stop()])

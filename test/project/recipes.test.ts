@@ -10,7 +10,7 @@ import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { parse, parseAllDocuments } from 'yaml'
-import { makeLevel, startApp } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { run, scratchDirectory, type Ended } from '../helpers/process.ts'
@@ -24,7 +24,8 @@ function block (heading: string, language: string, which = 0) {
   return text
 }
 
-const service = await startApp(t)
+// A database of its own: the recipes have fixed slugs.
+const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const owner = await service.organization({ slug: 'nimbus' })
 await makeLevel(owner, { name: 'Orbit' })
@@ -214,7 +215,7 @@ const PODS = LONG ? 100 : 4
 t.test(`a rollout of ${PODS} pods beyond the rate limit: each reads its secrets after Retry-After`, { skip }, async (t) => {
   const { now } = Date
   t.teardown(() => { Date.now = now })
-  const limited = await startApp(t, { RATE_LIMIT_API: '100' })
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_API: '100' })
   const url = await limited.app.listen({ host: '127.0.0.1', port: 0 })
   const caller = await limited.organization({ slug: 'nimbus' })
   await makeLevel(caller, { name: 'Orbit' })

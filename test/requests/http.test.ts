@@ -6,7 +6,7 @@ import t, { type Test } from 'tap'
 import { ERRORS, messageOf, type ErrorCode } from '../../schemas/errors.ts'
 import { buildApp } from '../../src/app.ts'
 import { loadConfig } from '../../src/config.ts'
-import { makeLevel, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { answersOf, statusesOf } from '../helpers/contract.ts'
 import { OPERATIONS, prepare, publishedPaths, requestOf, settle, type World } from '../helpers/operations.ts'
 import { badlyFramed, FORWARDED, PATHOLOGICAL } from '../helpers/hostile.ts'
@@ -22,7 +22,8 @@ let caller: Caller
 const level = { project: 'orbit', target: 'backend', environment: 'live' }
 
 t.before(async () => {
-  service = await startApp(
+  // A database of its own: renames a table.
+  service = await startIsolatedApp(
     { teardown: (fn) => t.teardown(fn) }, { PUBLIC_URL: 'https://secrets.example.com', TRUST_PROXY: '10.0.0.0/8' }
   )
   caller = await service.organization()

@@ -9,7 +9,7 @@ import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
 import { encryption_keys } from '../../src/db/tables.ts'
 import { registerClientKey } from '../../src/vault/keys/keys.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { authorizationUrl, CALLBACK, makePerson, pkce, post as postOAuth } from '../helpers/people.ts'
 import { startReceiver } from '../helpers/receiver.ts'
@@ -23,7 +23,8 @@ const storageKey = secretKey(random(32))
 
 const METRICS_TOKEN = random(24).toString('hex')
 const receiver = await startReceiver(t)
-const test = await startApp(t, {
+// A database of its own: searches all tables.
+const test = await startIsolatedApp(t, {
   LOG_LEVEL: 'trace', METRICS_TOKEN, OTEL_EXPORTER_OTLP_ENDPOINT: receiver.url
 })
 const owner = await test.organization()

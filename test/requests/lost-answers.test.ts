@@ -18,7 +18,7 @@ const CLIENTS = 4
 const ROUNDS = LONG ? 20 : scale(3, 2)
 
 const service = await startApp(t)
-await service.app.listen({ port: 0, host: '127.0.0.1' })
+await service.listen()
 const { port } = service.app.server.address() as AddressInfo
 
 /** What became of connections: of which part of their bytes was passed on, by which the rest was cut off. */

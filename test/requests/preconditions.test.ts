@@ -1,14 +1,15 @@
 // runs: one database
 import t from 'tap'
 import { makeProof } from '../../src/crypto/key-proof.ts'
-import { startApp, type Answer } from '../helpers/app.ts'
+import { startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { makePerson, makeTeam } from '../helpers/people.ts'
 import { fingerprint, OPERATIONS, prepare, publishedPaths, READS, send, settle } from '../helpers/operations.ts'
 
 // ETags of organizations, projects, targets, environments, members and teams, and changes that depend on them. Those
 // of documents are in secrets.test.ts.
 
-const service = await startApp(t)
+// A database of its own: compares fingerprints of all tables.
+const service = await startIsolatedApp(t)
 const caller = await service.organization()
 const o = caller.organization
 const call = async (method: string, path: string, body?: object, headers?: Record<string, string>) =>

@@ -3,7 +3,7 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import type { FastifyInstance, RouteOptions } from 'fastify'
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
-import { startApp, type Answer } from '../helpers/app.ts'
+import { startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { OPERATIONS, publishedPaths, requestOf, settle, type Row } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
@@ -33,7 +33,8 @@ const listen = (message: unknown) =>
     if (config?.responseFormat !== 'html') for (const one of [method].flat()) routes.push({ method: one, url })
   })
 subscribe('fastify.initialization', listen)
-const service = await startApp(t)
+// A database of its own: lists the routes while its service starts.
+const service = await startIsolatedApp(t)
 unsubscribe('fastify.initialization', listen)
 const world = await settle(service, 'refusals')
 const { ids } = world

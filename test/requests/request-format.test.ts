@@ -4,7 +4,7 @@ import { once } from 'node:events'
 import { connect, type AddressInfo } from 'node:net'
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
-import { startApp, type Answer } from '../helpers/app.ts'
+import { startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { fingerprint, OPERATIONS, publishedPaths, requestOf, settle } from '../helpers/operations.ts'
 import { rest } from '../helpers/sockets.ts'
 
@@ -19,7 +19,8 @@ const listen = (message: unknown) =>
     }
   })
 subscribe('fastify.initialization', listen)
-const service = await startApp(t, { CORS_ORIGINS: ORIGIN, METRICS_TOKEN: 'm'.repeat(40) })
+// A database of its own: lists the routes while its service starts.
+const service = await startIsolatedApp(t, { CORS_ORIGINS: ORIGIN, METRICS_TOKEN: 'm'.repeat(40) })
 unsubscribe('fastify.initialization', listen)
 const world = await settle(service, 'format')
 await service.app.listen({ port: 0, host: '127.0.0.1' })

@@ -15,7 +15,7 @@ import { createOrganization } from '../../src/repositories/levels/organizations.
 import { createToken } from '../../src/repositories/people/tokens.ts'
 import { makeStorageKey } from '../../src/vault/keys/keys.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { startApp, type TestApp } from '../helpers/app.ts'
+import { startIsolatedApp, type TestApp } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 
@@ -23,8 +23,9 @@ import { command, scratchDirectory } from '../helpers/process.ts'
 
 t.setTimeout(120_000)
 
-const first = await startApp(t)
-const second = await startApp(t)
+// A database of its own: gives organizations fixed slugs, changes the master key, and makes a backup.
+const first = await startIsolatedApp(t)
+const second = await startIsolatedApp(t)
 
 interface Stored { principal: string, key: string, request: string }
 
@@ -133,7 +134,7 @@ t.test('with the stored record alone, a guess at the Idempotency-Key or at the r
 })
 
 t.test('a repeat takes effect once after a change of the master key, and after a backup and its restore', async (t) => {
-  const service = await startApp(t)
+  const service = await startIsolatedApp(t)
   const { organization, token } = await service.organization()
   const made = await send(service, organization, token)
   t.equal(made.status, 201, made.text)

@@ -11,7 +11,7 @@ import { createServer, type Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { join, resolve } from 'node:path'
 import { parseArgs } from 'node:util'
-import { startApp } from '../helpers/app.ts'
+import { startIsolatedApp } from '../helpers/app.ts'
 import { OPERATIONS } from '../helpers/operations.ts'
 import { openStage, type Stage } from './stage.ts'
 
@@ -36,7 +36,7 @@ const form = FORMS[values.long ? 'long' : 'short']
 const tool = install()
 
 const ends: (() => unknown)[] = []
-const service = await startApp({ teardown: (end) => ends.unshift(end) })
+const service = await startIsolatedApp({ teardown: (end) => ends.unshift(end) })
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const stage = await openStage(service, address)
 const server = await serve(stage)

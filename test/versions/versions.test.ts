@@ -563,7 +563,8 @@ t.test('a purge removes the history of a level or of a whole project, and counts
     SELECT resource_type, details FROM audit_events WHERE organization_id = '${owner.organization}' AND action = 'version.purge' ORDER BY seq DESC LIMIT 2`)
   t.same(events, [2, 7].map((purged_count) => ({ resource_type: 'project', details: { purged_count } })))
   t.same(
-    await test.sql('SELECT * FROM histories WHERE removed_at IS NOT NULL'), [], 'what is little is gone with the answer'
+    await test.sql(`SELECT * FROM histories WHERE organization_id = '${owner.organization}' AND removed_at IS NOT NULL`), [],
+    'what is little is gone with the answer'
   )
 })
 
@@ -611,7 +612,8 @@ t.test('a purge deletes all versions, also if the count in the database is wrong
   const at = await makeLevel(owner, { slug: 'miscounted' })
   const { body: { data: { version } } } = await store({ ...at, plaintext: 'A=1' })
   await test.sql(
-    "UPDATE secrets SET version_count = 0 WHERE project_id = (SELECT id FROM projects WHERE slug = 'miscounted')"
+    `UPDATE secrets SET version_count = 0 WHERE organization_id = '${owner.organization}'
+      AND project_id = (SELECT id FROM projects WHERE organization_id = '${owner.organization}' AND slug = 'miscounted')`
   )
   t.equal(
     (await owner.call('POST', `/${owner.organization}/secrets/versions/purge`, { ...at, confirmed: true })).status, 200
@@ -648,7 +650,7 @@ t.test('what is purged or deleted is the version of nothing any more', async (t)
   t.equal(await current(), second, 'another version is gone')
   await erase(second)
   t.equal(await current(), null)
-  t.same(await miscounted(test.sql), [])
+  t.same(await miscounted(test.sql, test.organizations), [])
 })
 
 t.test('the pages of a long history are the whole of it, whichever versions were removed or not recorded', async (t) => {
