@@ -105,7 +105,7 @@ const STATEMENTS: Record<string, number> = {
   updateMember: 13,
   putMember: 13,
   removeMember: 13,
-  listApiTokens: 2,
+  listApiTokens: 3,
   createApiToken: 8,
   getApiToken: 2,
   updateApiToken: 11,

@@ -1,4 +1,4 @@
-import { and, desc, eq, gt, isNull, lt, ne, or, sql } from 'drizzle-orm'
+import { and, desc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { macOf, readNow, tampered, updateAuthentic, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../../db/callers/expired.ts'
@@ -7,7 +7,6 @@ import { andRowsAlone } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow } from '../../db/rows/query.ts'
 import { oauth_grants, recovery_codes, second_factors, sign_in_steps, users } from '../../db/tables.ts'
-import { deleteSessions } from './sessions.ts'
 
 // Lock the account (`lockUser`) before every change of a second factor, because the change ends sessions.
 
@@ -38,9 +37,9 @@ export async function findFactor (db: Db, user_id: number): Promise<Factor | und
 }
 
 /**
- * Activates the second factor of a setup under a new id. Grants with smaller ids were approved without the factor. Ends
- * all sessions and the tokens of the console, because they began without the factor. Returns false without changes if a
- * factor is already active, or if the account is closed.
+ * Activates the second factor of a setup under a new id. Grants with smaller ids were approved without the factor. The
+ * caller then deletes all sessions, because they began without the factor. Returns false without changes if a factor is
+ * already active, or if the account is closed.
  */
 export async function takeUpFactor (
   db: Db, from: Factor, { id, secret, last_step }: Pick<Factor, 'id' | 'secret' | 'last_step'>
@@ -52,7 +51,6 @@ export async function takeUpFactor (
   }
   const pending = matching(second_factors, { user_id: from.user_id, id: from.id })
   await updateAuthentic(db, 'second_factors', pending, { id, last_step }, { secret }) ?? tampered()
-  await deleteSessions(db, from.user_id)
   return true
 }
 
@@ -65,13 +63,6 @@ export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
   await db.delete(recovery_codes).where(eq(recovery_codes.user_id, user_id))
   await deleteInPieces(db, sign_in_steps.token_hash, eq(sign_in_steps.user_id, user_id))
   return true
-}
-
-/** Deletes a second factor that is in setup, and not an active one. The caller has locked the account. */
-export async function deletePendingFactor (db: Db, user_id: number): Promise<void> {
-  const [account] = await db.select({ active: users.second_factor_id }).from(users).where(eq(users.id, user_id))
-  await db.delete(second_factors)
-    .where(and(eq(second_factors.user_id, user_id), ne(second_factors.id, account?.active ?? 0)))
 }
 
 /** Marks the time step of a code and all earlier steps as used. Of two concurrent uses of a code, one succeeds. */

@@ -1,4 +1,4 @@
-import { and, asc, eq, gt, isNull, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, gt, isNull, ne, sql, type SQL } from 'drizzle-orm'
 import { MAX_OWNED } from '../../../schemas/organizations.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
@@ -12,10 +12,9 @@ import { makeId } from '../../db/rows/ids.ts'
 import { endTokensWithoutGrant, lockGrantsTable, revokeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import {
   former_slugs, members, oauth_grants, organization_counters, organizations, password_links, password_resets, sessions,
-  sign_in_devices, sign_in_steps, userColumns, users
+  second_factors, sign_in_devices, sign_in_steps, userColumns, users
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
-import { deletePendingFactor } from './second-factors.ts'
 
 export type User = Pick<typeof users.$inferSelect, keyof typeof userColumns>
 
@@ -124,6 +123,13 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
   }
   const ended = await endEverything(db, id)
   return marked || disabled ? ended : undefined
+}
+
+// Deletes a second factor that is in setup, and not an active one. The caller has locked the account.
+async function deletePendingFactor (db: Db, user_id: number): Promise<void> {
+  const [account] = await db.select({ active: users.second_factor_id }).from(users).where(eq(users.id, user_id))
+  await db.delete(second_factors)
+    .where(and(eq(second_factors.user_id, user_id), ne(second_factors.id, account?.active ?? 0)))
 }
 
 /**

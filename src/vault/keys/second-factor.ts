@@ -6,6 +6,7 @@ import { readNow, tampered, type Db } from '../../db/database.ts'
 import {
   createRecoveryCodes, findFactor, makeFactorId, prepareFactor, takeRecoveryCode, takeUpFactor, useStep
 } from '../../repositories/people/second-factors.ts'
+import { deleteSessions } from '../../repositories/people/sessions.ts'
 import { secondFactorContext } from './contexts.ts'
 import { lockCurrentCanary } from './master-keys.ts'
 
@@ -23,7 +24,10 @@ export async function beginFactor (db: Db, keyring: Keyring, user_id: number): P
   return secret
 }
 
-/** Completes the setup and returns the recovery codes. Undefined if the code is wrong or no setup has begun. */
+/**
+ * Completes the setup, ends all sessions, and returns the recovery codes. Undefined if the code is wrong or if no setup
+ * has begun.
+ */
 export async function confirmFactor (
   db: Db, keyring: Keyring, user_id: number, code: string
 ): Promise<string[] | undefined> {
@@ -37,7 +41,9 @@ export async function confirmFactor (
   const taken = await takeUpFactor(
     db, begun, { id: factor.id, secret: keyring.wrap(secret, secondFactorContext(factor)), last_step }
   )
-  return taken ? renewRecoveryCodes(db, factor) : undefined
+  if (!taken) return undefined
+  await deleteSessions(db, user_id)
+  return renewRecoveryCodes(db, factor)
 }
 
 /** Replaces all recovery codes. Returns the new codes, which are shown only once. */
