@@ -793,11 +793,11 @@ t.test('each list of the account page is bounded and has pages, and whatever is 
   const made = await makeStar(organization, access)
   // Newer than these, by their ids and by their use: what is ended is not on the first page.
   await service.sql(`INSERT INTO oauth_grants (id, user_id, client_id, scopes, expires_at, mac) OVERRIDING SYSTEM VALUE
-    SELECT id + n, user_id, client_id, scopes, expires_at, mac FROM oauth_grants, generate_series(1, 1005) n
+    SELECT id + 1000 * n, user_id, client_id, scopes, expires_at, mac FROM oauth_grants, generate_series(1, 1005) n
     WHERE id = ${grant}`)
   await service.sql(`INSERT INTO api_tokens
     (id, organization_id, name, token_hash, token_prefix, token_suffix, abilities, user_id, grant_id, mac) OVERRIDING SYSTEM VALUE
-    SELECT id + n, organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, token_suffix, abilities, user_id, grant_id,
+    SELECT id + 1000 * n, organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, token_suffix, abilities, user_id, grant_id,
       mac FROM api_tokens, generate_series(1, 1005) n
     WHERE organization_id = '${organization}' AND id = ${made.body.api_key.id}`)
   const first = await browser.open('/account')
