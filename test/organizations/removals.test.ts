@@ -414,7 +414,7 @@ async function withTokens (many = TOKENS) {
   await service.sql(`
     INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, token_suffix, abilities, user_id, grant_id, mac)
     OVERRIDING SYSTEM VALUE
-    SELECT id - 1000000000 * n, organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, token_suffix, abilities,
+    SELECT id - 1000000000::bigint * n, organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, token_suffix, abilities,
       user_id, grant_id, mac
     FROM api_tokens, generate_series(1, ${many}) n WHERE organization_id = '${o}' AND id = ${made[0]!.api_key.id}`)
   return {
