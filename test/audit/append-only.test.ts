@@ -10,7 +10,7 @@ import { readDoc } from '../helpers/docs.ts'
 import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
-// The statements of docs/operations/audit.md, as operators run them.
+// The statements of docs/operations/audit.md, exactly as operators run them.
 
 const [GRANTS] = readDoc('docs/operations/audit.md').blocks('sql', 'Permissions')
 
@@ -41,7 +41,7 @@ t.test('AU-08: with a role that may only add events every operation works, and n
     const { status, text } = await send(service, row, ids, row.access === 'public' ? undefined : bearer)
     t.ok(status < 300 || status === row.public, `${id}: ${status} ${text.slice(0, 200)}`)
   }
-  // What a deletion leaves goes in the background.
+  // A background job removes the remaining rows after a deletion.
   while ((await service.sql('SELECT FROM organization_removals')).length > 0) {
     await new Promise((resolve) => { setTimeout(resolve, 20) })
   }

@@ -344,7 +344,7 @@ t.test('refunds that may have moved twice are listed until an operator has revie
     return states
   }
   const made = async () => (await refund(caller, id, { amount: 10 })).body.data.id as string
-  // Marks the charge like the background worker before its request to the provider.
+  // Marks a refund like the background worker before its request to the provider.
   const asked = async () => {
     const its = await made()
     await service.sql(`UPDATE refunds SET provider = 'processor', asked_at = now()

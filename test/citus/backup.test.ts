@@ -24,7 +24,7 @@ t.test('a backup under load is consistent for each organization; PostgreSQL and 
     for (let n = 0; !over.signal.aborted; n++) {
       const { status, text } = await caller.call('POST', `/${o}/secrets/store`, { ...levels[i], plaintext: `A=${n}` })
       if (status !== 200) t.fail(`${status} ${text}`)
-      // A new account, to which rows of the organization refer at once.
+      // A new account. Rows of the organization refer to it at once.
       const person = await makePerson(service, { [o]: 'developer' })
       await makeTeam(service, o, [person], { [levels[i]!.project]: 'developer' })
     }

@@ -191,7 +191,7 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
   )
   for (const [host, shown] of Object.entries({
     '::1': '[::1]',
-    // The address that this machine can open for a wildcard address.
+    // For a wildcard address, an address that this machine can open.
     '0.0.0.0': '127.0.0.1',
     0: '127.0.0.1',
     '::': '[::1]',

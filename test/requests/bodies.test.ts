@@ -316,8 +316,8 @@ async function rotationOf (caller: Caller): Promise<{ path: string, body: Buffer
 }
 
 /**
- * Starts two uploads of the caller that hold all places of one organization. The check whether they do takes a place
- * for a moment, so that one of the two uploads may be refused: it is started again.
+ * Starts two uploads of the caller that occupy all slots of an organization. The check for free slots takes a slot for
+ * a moment, so the service may refuse one of the two uploads. Then the test starts this upload again.
  */
 async function takePlaces (port: number, path: string, caller: Caller, begun = '') {
   const begin = () => {

@@ -1015,7 +1015,7 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
     const { status, body } = answer
     const statuses = seen.get(operation.id) ?? new Set()
     seen.set(operation.id, statuses.add(status))
-    // `fetch` resolves `..` before it sends a request, so the path can be another one without this method.
+    // `inject` resolves `..` before it sends a request, so the path can be another one without this method.
     if (status === 405 && path.includes('..')) continue
     if (!operation.answers.has(status)) t.fail(`${status} is not documented: ${request}\n${answer.text}`)
     else if (status >= 400) {
