@@ -299,7 +299,7 @@ t.test('403 names the scope that is missing, in the body and in the challenge', 
 })
 
 t.test('checks run in order: token, organization, limit, status, scope, body, place, retention, key', async (t) => {
-  // A database of its own: looks at the only organization of the database.
+  // This test has its own database, because it looks at the only organization of the database.
   const app = await startIsolatedApp(t, { RATE_LIMIT_API: '1' })
   const caller = await settleWithin(app)
   const organization = caller.organization

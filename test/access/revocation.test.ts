@@ -23,7 +23,7 @@ import { visitor } from '../helpers/visitor.ts'
 
 // Callers that are revoked during a request: the guard has accepted the headers, and the body arrives later.
 
-// A database of its own: compares fingerprints of all tables.
+// This file has its own database, because it compares fingerprints of all tables.
 const service = await startIsolatedApp(t)
 const { caller: nimbus, ids } = await settle(service, 'ours')
 const o = nimbus.organization

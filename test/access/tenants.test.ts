@@ -13,7 +13,7 @@ import { makePerson } from '../helpers/people.ts'
 import { scratchDirectory } from '../helpers/process.ts'
 import { beside, EXCEPTIONS, TENANT_TABLES, crossesTenants } from '../helpers/statements.ts'
 
-// A database of its own: changes the schema within a transaction.
+// This file has its own database, because it changes the schema within a transaction.
 const service = await startIsolatedApp(t)
 
 t.test('every table of an organization has it in its key, and in every reference to its kind', async (t) => {

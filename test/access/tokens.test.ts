@@ -17,7 +17,7 @@ import { LONG, sample } from '../helpers/long.ts'
 import { issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { visitor } from '../helpers/visitor.ts'
 
-// A database of its own: takes the database away, and looks at all events.
+// This file has its own database, because it takes the database away and looks at all events.
 const service = await startIsolatedApp(t)
 
 const keysOf = (caller: Caller) => `/organizations/${caller.organization}/api-keys`

@@ -24,7 +24,7 @@ t.test('AU-08: with a role that may only add events every operation works, and n
     await client.end()
   }
   t.teardown(() => owner(process.env.TEST_DATABASE_URL!, `DROP ROLE IF EXISTS ${role}`))
-  // A database of its own: connects with a role of its own, and verifies all chains.
+  // This test has its own database, because it connects with a new role, and verifies all chains.
   const service = await startIsolatedApp(t, {}, undefined, async (url) => {
     await owner(url, GRANTS!.replaceAll('strongroom_app', role))
     const address = new URL(url)

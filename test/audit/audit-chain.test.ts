@@ -20,7 +20,7 @@ import { beside } from '../helpers/statements.ts'
 // An attacker with the database can change the audit log in any way. Verification detects each change, in the database
 // and in an export.
 
-// A database of its own: forges events, and verifies all chains.
+// This file has its own database, because it forges events, and verifies all chains.
 const service = await startIsolatedApp(t)
 const { database, keyring } = service
 const scratch = scratchDirectory(t)

@@ -31,7 +31,7 @@ import { beside } from '../helpers/statements.ts'
 t.setTimeout(120_000)
 
 let url: string | undefined
-// A database of its own: changes the chain keys of the installation, and verifies all of it.
+// This file has its own database, because it changes the chain keys of the installation, and verifies all of it.
 const service = await startIsolatedApp(t, {}, QUICK, async (of) => { url = of; return of })
 const { database, keyring } = service
 const scratch = scratchDirectory(t)

@@ -12,7 +12,7 @@ import { command, scratchDirectory } from '../helpers/process.ts'
 // If the process knows the end of the chain, it appends the event of a decrypted read in one statement (decision 0095).
 // Otherwise it uses a transaction. In both cases the event is in the chain before the response.
 
-// A database of its own: verifies all chains, and counts the statements of its service.
+// This file has its own database, because it verifies all chains, and counts the statements of its service.
 const service = await startIsolatedApp(t)
 const chains = chainsOf(service, scratchDirectory(t))
 const skip = ON_CITUS && 'each event of a read has a transaction on Citus'

@@ -93,7 +93,7 @@ function attacker<Table extends string> (test: TestApp, tables: readonly Table[]
 
 // Documents, versions and keys
 
-// A database of its own: forges rows, and verifies all tables.
+// This file has its own database, because it forges rows, and verifies all tables.
 const service = await startIsolatedApp(t)
 const [owner, stranger] = [await service.organization(), await service.organization()]
 const TABLES = ['organizations', 'projects', 'encryption_keys', 'secrets', 'secret_versions'] as const

@@ -26,7 +26,7 @@ import { beside } from '../helpers/statements.ts'
 
 t.setTimeout(120_000)
 
-// A database of its own: forges rows, and verifies all tables.
+// This file has its own database, because it forges rows, and verifies all tables.
 const service = await startIsolatedApp(t)
 const { db } = service.database
 const { caller, ids, sliceOf } = await settle(service, 'shown')

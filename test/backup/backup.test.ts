@@ -61,7 +61,7 @@ function refused (t: Test, { code, stdout, stderr }: Ended, line: RegExp, status
 
 /** A service with rows in every table of a backup, and functions that make backups of it. */
 async function startFilled () {
-  // A database of its own: makes a backup of the whole database.
+  // This test has its own database, because it makes a backup of the whole database.
   const service = await startIsolatedApp(t)
   const { caller, ids, person: { access } } = await settle(service, 'kept')
   const { organization: o } = caller

@@ -11,7 +11,7 @@ import { startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { background, bill, charge, eventsOf, invoicesOf, processor, rowsOf, subscribe } from '../helpers/billing.ts'
 import { random } from '../helpers/traffic.ts'
 
-// A database of its own: the billing worker works on all organizations of a database.
+// This file has its own database, because the billing worker works on all organizations of a database.
 const service = await startIsolatedApp(t)
 await service.app.billing.stop()
 const rows = rowsOf(service)

@@ -13,7 +13,7 @@ import { QUICK } from '../helpers/costs.ts'
 import { beside } from '../helpers/statements.ts'
 import { openWay } from '../helpers/way.ts'
 
-// A database of its own: the billing worker works on all organizations of a database.
+// This file has its own database, because the billing worker works on all organizations of a database.
 const service = await startIsolatedApp(t)
 await service.app.billing.stop()
 const rows = rowsOf(service)

@@ -10,7 +10,7 @@ import { makeLevel, startIsolatedApp, type Answer, type Caller, type TestApp } f
 import { background, bill, charge, eventsOf, invoicesOf, path, processor, rowsOf, subscribe } from '../helpers/billing.ts'
 import { command, emptyPlace } from '../helpers/process.ts'
 
-// A database of its own: the billing worker works on all organizations of a database.
+// This file has its own database, because the billing worker works on all organizations of a database.
 const service = await startIsolatedApp(t)
 const rows = rowsOf(service)
 const planOf = async (caller: Caller) => (await caller.call('GET', '/organization')).body.data.attributes.plan_name

@@ -14,7 +14,7 @@ const ORGANIZATIONS = 4
 const { nodes } = await useOwnCitus(t)
 
 t.test('a backup under load is consistent for each organization; PostgreSQL and Citus can restore it', async (t) => {
-  // A database of its own: makes a backup of the whole cluster.
+  // This test has its own database, because it makes a backup of the whole cluster.
   const service = await startIsolatedApp(t)
   const callers = await Promise.all(Array.from({ length: ORGANIZATIONS }, () => service.organization()))
   const levels = await Promise.all(callers.map((caller) => makeLevel(caller)))

@@ -10,7 +10,7 @@ t.setTimeout(240_000)
 await useOwnCitus(t)
 
 t.test('a cleanup of grants deletes the same rows on each node, also if one is locked on its node', async (t) => {
-  // A database of its own: reads the copies of tables on all nodes.
+  // This test has its own database, because it reads the copies of tables on all nodes.
   const service = await startIsolatedApp(t)
   const { organization } = await service.organization()
   const rosa = await makePerson(service, { [organization]: 'owner' })

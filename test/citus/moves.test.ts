@@ -31,7 +31,7 @@ const { nodes } = await useOwnCitus(t)
 const workers = nodes.slice(1).map(({ url }) => new URL(url))
 
 t.test('an organization moves to another worker, and shards are rebalanced, under load: nothing is lost', async (t) => {
-  // A database of its own: moves all organizations between nodes.
+  // This test has its own database, because it moves all organizations between nodes.
   const service = await startIsolatedApp(t)
   const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const url = service.env.DATABASE_URL!

@@ -45,7 +45,7 @@ async function makeOnEachWorker (service: TestApp) {
 }
 
 t.test('every operation works through a worker', async (t) => {
-  // A database of its own: changes the nodes of the cluster.
+  // This test has its own database, because it changes the nodes of the cluster.
   const service = await startIsolatedApp(t, {}, undefined, throughWorker)
   const { caller, ids, person } = await settle(service, 'worker')
   for (const [id, row] of Object.entries(OPERATIONS)) {

@@ -25,7 +25,7 @@ const { nodes: [coordinator] } = await useOwnCitus(t, {
   // Disables a background job of Citus that sends commands.
   'citus.distributed_deadlock_detection_factor': '-1'
 })
-// A database of its own: the background workers work on all organizations.
+// This file has its own database, because the background workers work on all organizations.
 const service = await startIsolatedApp(t)
 
 interface Command { text: string, node: string }

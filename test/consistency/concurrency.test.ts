@@ -488,7 +488,7 @@ t.test('tokens, members, grants and accounts that change at once from many clien
 })
 
 t.test('two transactions that lock each other out are both done, one of them again', async (t) => {
-  // A database of its own: looks at the rows of all organizations.
+  // This test has its own database, because it looks at the rows of all organizations.
   const service = await startIsolatedApp(t)
   const [one, other] = [(await service.organization()).organization, (await service.organization()).organization]
   const tried: string[] = []

@@ -73,7 +73,7 @@ let whole: Buffer
 let waiting: ChildProcessByStdio<Writable, null, Readable>
 
 t.before(async () => {
-  // A database of its own: takes the database away, and interrupts commands that change all of it.
+  // This test has its own database, because it takes the database away, and interrupts commands that change all of it.
   service = await startIsolatedApp(t)
   ;({ env } = service)
   const caller = await service.organization()

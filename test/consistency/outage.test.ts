@@ -240,7 +240,7 @@ t.test('PostgreSQL goes away and comes back under load', {
 })
 
 t.test('RL-08 a process that hangs within a change keeps its embedded database', async (t) => {
-  // A database of its own: takes the database away.
+  // This test has its own database, because it takes the database away.
   const service = await startIsolatedApp(t)
   const { organization, call } = await service.organization()
   const change = async (name: string) =>

@@ -39,7 +39,7 @@ async function listen (
   t: { teardown (fn: () => unknown): void }, path?: string
 ): Promise<{ service: TestApp, url: string }> {
   if (path === undefined) {
-    // A database of its own: its organizations have fixed slugs.
+    // This test has its own database, because its organizations have fixed slugs.
     const service = await startIsolatedApp(t)
     return { service, url: await service.app.listen({ host: '127.0.0.1', port: 0 }) }
   }

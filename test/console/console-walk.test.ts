@@ -44,7 +44,7 @@ interface Visit {
 
 /** A service with an organization, and a window of an owner of it. */
 async function visit (t: Test, width: number, env: Record<string, string> = {}): Promise<Visit> {
-  // A database of its own: its organizations have fixed slugs.
+  // This test has its own database, because its organizations have fixed slugs.
   const service = await startIsolatedApp(t, env)
   const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const nimbus = await service.organization({ slug: 'nimbus' })

@@ -15,7 +15,7 @@ import {
 } from '../helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
-// A database of its own: adds an OAuth client, which all organizations have.
+// This file has its own database, because it adds an OAuth client, which all organizations have.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const nimbus = await service.organization()

@@ -49,7 +49,7 @@ interface Operation {
 /** A response in the declaration of a route: one schema, or one schema for each media type. */
 type Answered = TSchema & { content?: Record<string, { schema: TSchema }> }
 
-// A database of its own: compares fingerprints of all tables.
+// This file has its own database, because it compares fingerprints of all tables.
 const service = await startIsolatedApp(t)
 const document = service.app.swagger() as unknown as {
   tags: { name: string }[]

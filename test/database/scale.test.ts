@@ -52,7 +52,7 @@ interface Client extends Tx {
 }
 interface Read { table: string, how: string, rows: number }
 
-// A database of its own: fills tables, and counts the rows that statements read.
+// This file has its own database, because it fills tables, and counts the rows that statements read.
 const service = await startIsolatedApp(t)
 const { database } = service
 // The tests read plans only on a server. The embedded database has one session, and the same statements.

@@ -10,7 +10,7 @@ import { documentError } from '../../src/rules/documents/read.ts'
 import { isUnchanged, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
-// A database of its own: removes a constraint of a table.
+// This file has its own database, because it removes a constraint of a table.
 const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization

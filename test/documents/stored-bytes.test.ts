@@ -5,7 +5,7 @@ import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helper
 import { clientKey } from '../helpers/client.ts'
 import { makeLevels, miscounted, startInstances, times, type Level } from '../helpers/traffic.ts'
 
-// A database of its own: compares the counts of all organizations with their rows.
+// This file has its own database, because it compares the counts of all organizations with their rows.
 const service = await startIsolatedApp(t)
 
 /** The stored bytes of an empty plaintext: initialization vector and tag. */

@@ -20,7 +20,7 @@ import {
 
 t.setTimeout(120_000)
 
-// A database of its own: compares the counts of all organizations with their rows.
+// This file has its own database, because it compares the counts of all organizations with their rows.
 const service = await startIsolatedApp(t)
 
 type Send = (method: string, path: string, body?: unknown, headers?: Record<string, string>) => Promise<Answer>

@@ -156,7 +156,7 @@ t.test('RL-14 a full disk ends the embedded database with 1; the next start has 
 })
 
 t.test('a backup that the disk has no room for ends at once, and says where', { skip: leftOut }, async (t) => {
-  // A database of its own: fills the disk of the database.
+  // This test has its own database, because it fills the disk of the database.
   const service = await startIsolatedApp(t)
   await settle(service, 'large')
   // Writes about 30 MB. The file system has enough space for these rows, but not for the database with its indexes.

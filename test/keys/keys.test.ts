@@ -13,7 +13,7 @@ import { clientKey } from '../helpers/client.ts'
 // A storage key of rows that the test inserts with SQL.
 const storageKey = secretKey(random(32))
 
-// A database of its own: counts all projects, and all reports of manipulated rows.
+// This file has its own database, because it counts all projects, and all reports of manipulated rows.
 const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization

@@ -523,7 +523,7 @@ t.test('CR-16: of 100 requests at once that each derive a key two do so at a tim
 })
 
 t.test('a rotation that is repeated 30 times, at two processes at once, is done once, and derives one key', async (t) => {
-  // A database of its own: looks at the keys of all organizations.
+  // This test has its own database, because it looks at the keys of all organizations.
   const service = await startIsolatedApp(t, {}, SLOW)
   const caller = await service.organization()
   t.equal((await caller.call('POST', `/${caller.organization}/projects`, { name: 'Orbit' })).status, 201)

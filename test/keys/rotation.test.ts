@@ -17,7 +17,7 @@ import { QUICK, SLOW } from '../helpers/costs.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { patiently } from '../helpers/traffic.ts'
 
-// A database of its own: finds projects by their slugs alone.
+// This file has its own database, because it finds projects only by their slugs.
 const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization

@@ -28,7 +28,7 @@ const run = async (database: Database, ...statements: string[]) => {
 }
 
 t.test('without the key that the canaries name nothing starts', async (t) => {
-  // A database of its own: changes the service keys.
+  // This test has its own database, because it changes the service keys.
   const service = await startIsolatedApp(t)
   const { database, keyring } = service
   const owner = await service.organization()

@@ -13,7 +13,7 @@ import { ON_POSTGRES } from '../helpers/traffic.ts'
 
 t.setTimeout(120_000)
 
-// A database of its own: measures how long others wait, so no other work may run.
+// This file has its own database, because it measures how long requests wait, so no other work may run.
 const service = await startIsolatedApp(t)
 const failing = ({ status, body }: Answer) => [status, body?.error]
 

@@ -38,7 +38,7 @@ const changesOf = (instance: Instance) =>
   linesOf(instance).map(({ msg }) => msg).filter((msg) => msg === ALONE || msg === TOGETHER)
 
 async function instancesOn (t: Test, env: Record<string, string>) {
-  // A database of its own: ends services, and counts what each asks its database.
+  // This test has its own database, because it ends services, and counts the statements of each.
   const service = await startIsolatedApp(t, env)
   const logs: string[] = []
   const { config, database, keyring, app: { costs } } = service

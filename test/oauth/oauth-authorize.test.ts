@@ -14,7 +14,7 @@ import {
 } from '../helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
-// A database of its own: counts all authorization codes of the service.
+// This file has its own database, because it counts all authorization codes of the service.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const nimbus = await service.organization()

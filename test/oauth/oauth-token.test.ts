@@ -935,7 +935,7 @@ t.test('OA-41 OA-76: ten requests a minute and address, counted before a body is
 })
 
 t.test('OA-25 OA-62: what is over is removed when more is made, and what a second use is noticed by stays', async (t) => {
-  // A database of its own: counts the rows of all people.
+  // This test has its own database, because it counts the rows of all people.
   const app = await startIsolatedApp(t)
   const { db } = app.database
   const at = await app.app.listen({ host: '127.0.0.1', port: 0 })

@@ -14,8 +14,7 @@ import { run } from '../helpers/process.ts'
 const METRICS_TOKEN = 'a-token-for-the-metrics-alone'
 const read = (path: string) => readFileSync(path, 'utf8')
 
-/** Every metric that there is. */
-// A database of its own: it shows a whole deployment, also while it ends.
+// This file has its own database, because it shows a whole deployment, including its shutdown.
 const service = await startIsolatedApp(t, {
   METRICS_TOKEN, OTEL_EXPORTER_OTLP_ENDPOINT: 'http://127.0.0.1:9', REDIS_URL: 'redis://127.0.0.1:9', LOG_LEVEL: 'silent'
 })

@@ -17,7 +17,7 @@ const METRICS_TOKEN = randomBytes(24).toString('base64url')
 let service: TestApp
 let owner: Caller
 t.before(async () => {
-  // A database of its own: the metrics count the requests and rows of all organizations.
+  // This test has its own database, because the metrics count the requests and rows of all organizations.
   service = await startIsolatedApp({ teardown: (fn) => t.teardown(fn) }, { METRICS_TOKEN, LOG_LEVEL: 'warn' })
   owner = await service.organization()
 })

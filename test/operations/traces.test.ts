@@ -13,7 +13,7 @@ const PARENT = { trace: '4bf92f3577b34da6a3ce929d0e0e4736', span: '00f067aa0ba90
 
 t.test('a request is a span, with the guard, its statements and its cryptography as pieces', async (t) => {
   const receiver = await startReceiver(t)
-  // A database of its own: each request of the service makes a span.
+  // This test has its own database, because each request of the service makes a span.
   const service = await startIsolatedApp(t, {
     OTEL_EXPORTER_OTLP_ENDPOINT: receiver.url, OTEL_EXPORTER_OTLP_HEADERS: 'x-api-key=word', OTEL_SERVICE_NAME: 'vault'
   })

@@ -16,7 +16,7 @@ import { ACTIVITY, startIsolatedApp, type Answer, type Caller } from '../helpers
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
-// A database of its own: looks at all slugs, and verifies all chains.
+// This file has its own database, because it looks at all slugs, and verifies all chains.
 const service = await startIsolatedApp(t)
 
 /** A person with an application that has all scopes. */

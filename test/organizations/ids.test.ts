@@ -32,7 +32,7 @@ const sequencesOf = async ({ sql }: TestApp) => await sql(`
   WHERE s.relkind = 'S' AND s.relnamespace = 'public'::regnamespace ORDER BY 1`) as { column: string, sequence: string }[]
 
 t.test('each column numbered across the installation is listed with the reason why no tenant sees it', async (t) => {
-  // A database of its own: sets the sequences of the installation.
+  // This test has its own database, because it sets the sequences of the installation.
   const service = await startIsolatedApp(t)
   const sequences = await sequencesOf(service)
   t.strictSame(sequences.map(({ column }) => column), Object.keys(COUNTED).sort())

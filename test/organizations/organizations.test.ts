@@ -7,7 +7,7 @@ import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helper
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { TENANT_TABLES } from '../helpers/statements.ts'
 
-// A database of its own: counts all organizations.
+// This file has its own database, because it counts all organizations.
 const service = await startIsolatedApp(t)
 
 /** A person with an application that has these scopes. */

@@ -35,7 +35,7 @@ const COPIES = 2 * PIECE + 400
 /** The number of versions of a level after `fill`: two writes, their copies and a rotation. */
 const VERSIONS = COPIES + 3
 
-// A database of its own: stops and starts the background workers, which work on all organizations.
+// This file has its own database, because it stops and starts the background workers, which work on all organizations.
 const service = await startIsolatedApp(t)
 const { database, config, keyring } = service
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })

@@ -15,7 +15,7 @@ import { formIn, visitor, type Visitor } from '../helpers/visitor.ts'
 // nothing about the person.
 
 const mail = await startMailServer(t)
-// A database of its own: runs the background workers, and looks at all invitation mails.
+// This file has its own database, because it runs the background workers and looks at all invitation mails.
 const service = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const failing = ({ status, body }: Answer) => [status, body?.error]

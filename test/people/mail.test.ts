@@ -19,7 +19,7 @@ import { freePort } from '../helpers/postgres.ts'
 import { startMailServer, type Mood } from '../helpers/smtp.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-// A database of its own: its people have fixed addresses.
+// This file has its own database, because its people have fixed addresses.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const nimbus = await service.organization()

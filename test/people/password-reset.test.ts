@@ -24,7 +24,7 @@ const FORGOT = '/account/forgot-password'
 const NEW = 'a new long password'
 
 const mail = await startMailServer(t)
-// A database of its own: removes and looks at all sign-in attempts.
+// This file has its own database, because it removes and looks at all sign-in attempts.
 const service = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const { db } = service.database

@@ -28,7 +28,7 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 
 // The permissions of people in their organizations through an application, and how people authenticate.
 
-// A database of its own: looks at all people and sign-in attempts.
+// This file has its own database, because it looks at all people and sign-in attempts.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const { db } = service.database

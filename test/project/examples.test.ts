@@ -23,7 +23,7 @@ interface Example { id: string, method: string, path: string, operation: Operati
 
 const FORM_TYPE = 'application/x-www-form-urlencoded'
 
-// A database of its own: the examples have fixed slugs, addresses and coupons.
+// This file has its own database, because the examples have fixed slugs, addresses and coupons.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 // No example shows results of background jobs. A fast job would end the re-encryption before the example of its

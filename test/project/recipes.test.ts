@@ -24,7 +24,7 @@ function block (heading: string, language: string, which = 0) {
   return text
 }
 
-// A database of its own: the recipes have fixed slugs.
+// This file has its own database, because the recipes have fixed slugs.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const owner = await service.organization({ slug: 'nimbus' })

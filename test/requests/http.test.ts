@@ -22,7 +22,7 @@ let caller: Caller
 const level = { project: 'orbit', target: 'backend', environment: 'live' }
 
 t.before(async () => {
-  // A database of its own: renames a table.
+  // This test has its own database, because it renames a table.
   service = await startIsolatedApp(
     { teardown: (fn) => t.teardown(fn) }, { PUBLIC_URL: 'https://secrets.example.com', TRUST_PROXY: '10.0.0.0/8' }
   )

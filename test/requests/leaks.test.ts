@@ -23,7 +23,7 @@ const storageKey = secretKey(random(32))
 
 const METRICS_TOKEN = random(24).toString('hex')
 const receiver = await startReceiver(t)
-// A database of its own: searches all tables.
+// This file has its own database, because it searches all tables.
 const test = await startIsolatedApp(t, {
   LOG_LEVEL: 'trace', METRICS_TOKEN, OTEL_EXPORTER_OTLP_ENDPOINT: receiver.url
 })

@@ -8,7 +8,7 @@ import { fingerprint, OPERATIONS, prepare, publishedPaths, READS, send, settle }
 // ETags of organizations, projects, targets, environments, members and teams, and changes that depend on these ETags.
 // secrets.test.ts tests the ETags of documents.
 
-// A database of its own: compares fingerprints of all tables.
+// This file has its own database, because it compares fingerprints of all tables.
 const service = await startIsolatedApp(t)
 const caller = await service.organization()
 const o = caller.organization

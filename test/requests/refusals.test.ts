@@ -33,7 +33,7 @@ const listen = (message: unknown) =>
     if (config?.responseFormat !== 'html') for (const one of [method].flat()) routes.push({ method: one, url })
   })
 subscribe('fastify.initialization', listen)
-// A database of its own: lists the routes while its service starts.
+// This file has its own database, because it lists the routes while its service starts.
 const service = await startIsolatedApp(t)
 unsubscribe('fastify.initialization', listen)
 const world = await settle(service, 'refusals')

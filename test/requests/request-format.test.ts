@@ -19,7 +19,7 @@ const listen = (message: unknown) =>
     }
   })
 subscribe('fastify.initialization', listen)
-// A database of its own: lists the routes while its service starts.
+// This file has its own database, because it lists the routes while its service starts.
 const service = await startIsolatedApp(t, { CORS_ORIGINS: ORIGIN, METRICS_TOKEN: 'm'.repeat(40) })
 unsubscribe('fastify.initialization', listen)
 const world = await settle(service, 'format')

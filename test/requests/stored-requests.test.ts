@@ -24,7 +24,8 @@ import { command, scratchDirectory } from '../helpers/process.ts'
 
 t.setTimeout(120_000)
 
-// A database of its own: gives organizations fixed slugs, changes the master key, and makes a backup.
+// This file has its own database, because it gives organizations fixed slugs, changes the master key, and makes a
+// backup.
 const first = await startIsolatedApp(t)
 const second = await startIsolatedApp(t)
 

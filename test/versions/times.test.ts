@@ -4,7 +4,7 @@ import { startIsolatedApp } from '../helpers/app.ts'
 import { fingerprint, OPERATIONS, publishedPaths, requestOf, settle } from '../helpers/operations.ts'
 import { command } from '../helpers/process.ts'
 
-// A database of its own: compares fingerprints of all tables.
+// This file has its own database, because it compares fingerprints of all tables.
 const service = await startIsolatedApp(t)
 const world = await settle(service, 'times')
 const RULE = /^Expected an RFC 3339 time between the years 0001 and 9999/
