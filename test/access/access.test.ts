@@ -15,7 +15,7 @@ const failing = (answer: Answer) => [answer.status, answer.body?.error, Object.k
 const store = (caller: Caller, plaintext: string) =>
   caller.call('POST', `/${caller.organization}/secrets/store`, { ...LEVEL, plaintext })
 
-/** An organization with a level that holds `plaintext`. */
+/** Creates an organization with a level that contains `plaintext`. */
 async function settle (plaintext = 'A=1', on: TestApp = service): Promise<Caller> {
   const caller = await on.organization()
   await makeLevel(caller, { slug: 'orbit' })
@@ -24,16 +24,15 @@ async function settle (plaintext = 'A=1', on: TestApp = service): Promise<Caller
   return caller
 }
 
-// Only here requests are counted.
-// A database of its own: it has two organizations with fixed slugs.
+// Only this service counts requests. It also has its own database, because it has two organizations with fixed slugs.
 const limited = await startIsolatedApp(t, { RATE_LIMIT_API: '200' })
 
 const owner = await settle('OWNER=mine')
 const stranger = await settle('STRANGER=theirs')
 const o = owner.organization
 
-// How long each takes is measured nowhere, as no test asserts a time: both are refused by the guard after one and the
-// same statement, which looks the credential up, and before anything else is looked up for them.
+// No test measures the time of the two responses. The guard refuses both after the same single statement, which looks
+// up the credential, and before any other look-up.
 t.test('TI-01: a foreign and a missing organization return the same bytes for any scope, method and body', async (t) => {
   const none = ulid()
   const callers = [stranger, await service.token(stranger.organization, ['billing:read'])]
@@ -163,14 +162,14 @@ t.test('TI-04: no trick in a path leads to another resource: 400, 404, 405, 422,
       ({ path, mine: await send(path, owner.token), theirs: await send(path, stranger.token) })))
     for (const { path, mine, theirs } of answers) {
       const same = mine.status === 200 && canonical(mine.text) === canonical(plain.text)
-      // A cut path may be the plain path of something above, of the same organization.
+      // A cut path may be the exact path of a level above in the same organization.
       const above = mine.status === 200 && /\?/.test(path)
-      // The rest of a cut path is a parameter that there is not; its name is in the answer.
+      // The rest of a cut path becomes an unknown query parameter, whose name is in the response.
       const [isUnknown, isUnknownToThem] = [mine, theirs].map(({ status }) => status === 422 && /\?/.test(path))
       if (!same && !above && !isUnknown && ![400, 404, 405].includes(mine.status)) {
         t.fail(`${path} answers ${mine.status} ${mine.text}`)
       }
-      // So may that of the stranger's own organizations.
+      // A cut path may also be the path of the stranger's own organizations.
       const own = path.startsWith('/api/v1/organizations?') && theirs.status === 200
       const telling = theirs.text.includes('OWNER') || (theirs.text.includes(o) && !isUnknownToThem)
       if ((theirs.status < 400 && !own) || telling) {
@@ -300,7 +299,7 @@ t.test('403 names the scope that is missing, in the body and in the challenge', 
 })
 
 t.test('checks run in order: token, organization, limit, status, scope, body, place, retention, key', async (t) => {
-  // A database of its own: looks at the only organization of the database.
+  // This test has its own database, because it looks at the only organization of the database.
   const app = await startIsolatedApp(t, { RATE_LIMIT_API: '1' })
   const caller = await settleWithin(app)
   const organization = caller.organization
@@ -327,7 +326,7 @@ t.test('checks run in order: token, organization, limit, status, scope, body, pl
     (await blind.call('POST', `/${ulid()}/secrets/store`, bad, { 'x-forwarded-for': '192.0.2.7' })).status, 429,
     'no caller chooses the address that is counted'
   )
-  // The organization has used up more than this by now.
+  // The organization has already sent more requests than this limit.
   t.strictSame(
     failing(await blind.call('POST', store, bad)).slice(0, 2), [429, 'rate_limit_exceeded'],
     'limit before status, scope and body'
@@ -368,7 +367,10 @@ t.test('checks run in order: token, organization, limit, status, scope, body, pl
   )
 })
 
-/** A client-managed level with one version, made where the limit would not let it be made over HTTP. */
+/**
+ * A client-managed level with one version. Creates them while the limit is higher, because the limit would refuse the
+ * requests.
+ */
 async function settleWithin (app: TestApp): Promise<Caller> {
   await app.sql("UPDATE plans SET api_per_minute = 100000 WHERE name = 'self-hosted'")
   const caller = await app.organization()
@@ -488,7 +490,7 @@ t.test('TI-16: requests of strangers and anonymous requests do not use up an org
   t.strictSame([await left(victim), await left(attacker)], before.map((n) => n - 1))
 })
 
-/** Everything that an organization has, but for when a token was used and how many events there were. */
+/** All rows of an organization, except the times of last use of tokens and the number of events. */
 async function snapshot (organization: string): Promise<string> {
   const rows = []
   for (const table of [
@@ -584,7 +586,7 @@ t.test('a reserved word in a path is a route of its own or nothing, never a reso
     t.equal((await owner.call('DELETE', `/${id}/${word}`)).status, word === 'projects' ? 405 : 404, word)
   }
   for (const word of ['targets', 'secrets', 'encryption-key']) {
-    // `secrets` of a project is the route that changes single names.
+    // `secrets` after a project is the route that changes single names.
     const status = word === 'secrets' ? 200 : 405
     t.equal((await owner.call('PATCH', `/${id}/orbit/${word}`, {})).status, status, word)
   }

@@ -2,7 +2,7 @@
 import t from 'tap'
 import { makeLevel, startApp } from '../helpers/app.ts'
 
-// A flag of a query has several spellings. Each needs the scope of the flag.
+// A flag in a query has several spellings. Each spelling needs the scope of the flag.
 
 const test = await startApp(t)
 const owner = await test.organization()

@@ -4,7 +4,7 @@ import { callWith, earlier, makeLevel, startApp, type Caller } from '../helpers/
 import { clientKey } from '../helpers/client.ts'
 import { callAs, makePerson, makeTeam } from '../helpers/people.ts'
 
-// A restriction with `inherited`: merged reads of the part also use the levels above, and nothing else does.
+// A restriction with `inherited`. Merged reads of the part also use the levels above; no other request does.
 
 const service = await startApp(t)
 

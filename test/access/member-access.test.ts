@@ -10,7 +10,8 @@ import { startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { callAs, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 
-// What an organization reads about the access of a member is what the guard decides for requests of that member.
+// The access of a member, as an organization reads it, must equal the decisions of the guard for requests of this
+// member.
 
 const service = await startApp(t)
 const owner = await service.organization()
@@ -58,7 +59,7 @@ const sliceOf = (project: string, target?: string, environment?: string, more: P
 })
 const notProduction = { except_status: 'production' as const }
 
-/** Requests, the scopes that each needs, and the kind of level that it is about. */
+/** Requests with the required scopes, and with the kind of level. */
 const REQUESTS: { scopes: Scope[], at?: number, ask: (level: Level, path: string) => Parameters<Caller['call']> }[] = [
   { scopes: ['project:read'], at: 1, ask: (_, path) => ['GET', path] },
   { scopes: ['target:read'], at: 1, ask: (_, path) => ['GET', `${path}/targets`] },
@@ -78,7 +79,7 @@ const REQUESTS: { scopes: Scope[], at?: number, ask: (level: Level, path: string
   { scopes: ['secret:write'], ask: (level) => ['POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=1' }] }
 ]
 
-/** Whether the answer says that the member has a scope at a level, in the words of the document. */
+/** Whether the response grants the member a scope at a level, following the rules in the OpenAPI document. */
 function says ({ scopes, projects }: Access, scope: Scope, { project, target, environment }: Level): boolean {
   const its = projects.find(({ slug }) => slug === project)
   if (its === undefined) return scopes.includes(scope)
@@ -89,7 +90,7 @@ function says ({ scopes, projects }: Access, scope: Scope, { project, target, en
     (one.except_status === undefined || (environment !== undefined && STATUS[environment] !== one.except_status))))
 }
 
-/** Teams with roles in projects, and their restrictions; the roles in the organization of those who are in them. */
+/** Teams with roles in projects and restrictions. `roles` are the roles of their members in the organization. */
 type Teams = [role: Role, project: string, slices: Slice[] | null][]
 const SETS: [roles: readonly Role[], teams: Teams][] = [
   [ROLES, []],

@@ -36,10 +36,10 @@ async function outcomes (
   return found
 }
 
-// Teams can include all scopes that the operation needs.
+// Whether roles of teams can include all scopes that the operation needs.
 const isOfTeams = (row: Row) => isGivenByTeams(row) && furtherScopes(row).every(isScopeOfProject)
 const IDS = Object.keys(OPERATIONS)
-/** Of the operations, all in proofs, and else each third. */
+/** Selects all operations in the proofs, and otherwise every third operation. */
 const isSampled = (id: string) => LONG || IDS.indexOf(id) % 3 === 0
 
 const OWN_ROLE = 'billing_manager'
@@ -57,7 +57,8 @@ async function restricted ({ caller, ids }: World, slices: readonly Slice[]): Pr
 const same = (...slices: Slice[]) => ({ person: slices, token: slices })
 const levelsOf = (slices: readonly Slice[]): Slice[] => slices.map(({ except_status: _, ...slice }) => slice)
 
-// Each also has a target that no operation names, because tokens and roles end with their last level in different ways.
+// Each restriction also includes a target that no operation names. Otherwise a deletion could end the last level of a
+// restriction, which has different effects for tokens and for roles.
 const RESTRICTIONS: Record<string, (world: World) => { person: readonly Slice[], token: readonly Slice[] }> = {
   'to an environment': ({ sliceOf }) => same(sliceOf(), sliceOf('target')),
   'to another environment': ({ sliceOf }) => same(sliceOf('environment'), sliceOf('target')),
@@ -83,7 +84,7 @@ t.test('TI-40: a restricted role gives exactly the access of an equally restrict
   ]
   const ids = IDS.filter((id) => isOfTeams(OPERATIONS[id]!))
   const names = Object.keys(RESTRICTIONS)
-  // Without LONG, the restrictions share two worlds, and each operation is called with one of them, by turns.
+  // Without LONG, the restrictions share two worlds, and each operation runs with only one of the restrictions.
   for (const group of LONG ? names.map((name) => [name]) : [names]) {
     const [mine, theirs] = [await settle(service, 'matrix'), await settle(service, 'matrix')]
     const [roles, tokens]: Record<string, string>[] = [{}, {}]
@@ -139,7 +140,7 @@ t.test('a restricted role gives nothing for the operations that teams give nothi
   const [mine, theirs] = [await settle(service, 'beside'), await settle(service, 'beside')]
   const person = await restricted(mine, [mine.sliceOf()])
   const alone = await makePerson(service, { [theirs.caller.organization]: OWN_ROLE })
-  // Operations that concern the person, not the organization.
+  // Without operations on the person instead of the organization.
   const isOfOrganization = (row: Row, id: string) => isSampled(id) && !isOfTeams(row) && row.access !== 'public' && row.access !== 'authenticated' &&
     row.byPerson !== true
   const [one, other] = [
@@ -161,7 +162,10 @@ const addPlace = async (path: string, name: string, more: object = {}) => {
   return body.data.id as string
 }
 
-/** A project with the environments backend/live (in production), backend/stage and worker/test; all have documents. */
+/**
+ * A project with the environments backend/live (in production), backend/stage and worker/test. All levels have
+ * documents.
+ */
 async function project (slug: string) {
   await owner.call('POST', `/${o}/projects`, { name: slug, slug })
   const ids = {
@@ -183,7 +187,7 @@ async function project (slug: string) {
   return { ids, versions }
 }
 
-/** A team of a new person with no other role, by the API. */
+/** Creates a person without another role and adds the person to a new team, through the API. */
 async function member (
   slug: string, role: Role, restrictions?: readonly TeamRestriction[], own: Role = OWN_ROLE
 ) {
@@ -297,7 +301,7 @@ t.test('a restricted role learns nothing about hidden levels from the audit log 
   t.ok(ids)
 })
 
-// The slugs of organizations are public within a service.
+// The slugs of organizations are public within an installation.
 const SLUG_SETTERS = Object.keys(OPERATIONS).filter((id) => setsSlug(id) && !id.endsWith('Organization'))
 
 function setsSlug (id: string): boolean {
@@ -336,7 +340,7 @@ t.test('a caller learns no hidden slug by setting a slug, for every operation th
   let [refused, hidden] = [0, 0]
   for (const [which, id] of SLUG_SETTERS.entries()) {
     const row = OPERATIONS[id]!
-    // The siblings of the test data have this slug.
+    // The sibling levels of the test data have this slug.
     const set = (slug: string, token: string) => send(service, { ...row, body: { name: 'Any', slug } }, ids, token)
     const [noun] = /project|target|environment|team/i.exec(id)!
     const sibling = {
@@ -451,7 +455,7 @@ t.test('scopes that no role gives in a common part are given nowhere', async (t)
   await project('apart')
   const { person, call } = await member('apart', 'api_user', [{ target: 'worker' }])
   const team = await makeTeam(service, o, [person], {})
-  // An auditor reads versions, and no documents.
+  // An auditor can read versions, but not documents.
   await owner.call('PUT', `${teams}/${team}/projects/apart`, { role: 'auditor', restrictions: [{ target: 'backend' }] })
   const at = encodeURIComponent(new Date().toISOString())
   for (const path of ['apart', 'apart/backend/live', 'apart/worker/test']) {

@@ -23,14 +23,14 @@ import { visitor } from '../helpers/visitor.ts'
 
 // Callers that are revoked during a request: the guard has accepted the headers, and the body arrives later.
 
-// A database of its own: compares fingerprints of all tables.
+// This file has its own database, because it compares fingerprints of all tables.
 const service = await startIsolatedApp(t)
 const { caller: nimbus, ids } = await settle(service, 'ours')
 const o = nimbus.organization
 const rosa = await makePerson(service, { [o]: 'owner' })
 const ROSA = `organization_id = '${o}' AND user_id = ${rosa.id}`
 
-/** The service once more on the same database, with its own idea of how long a judgement holds. */
+/** Starts another instance on the same database, with another time after which it checks a caller again. */
 async function listening (recheckAfter: number, write: (line: string) => void = () => {}): Promise<string> {
   const app = await buildApp({
     config: service.config,
@@ -49,10 +49,10 @@ async function accessToken () {
   return { token: access, grant }
 }
 
-// API tokens that the first of two look-ups on Citus does not find: tokens of persons, and former values.
+// On Citus, the first of two look-ups does not find these API tokens: tokens of persons, and previous values of tokens.
 const foundLater = new Set<string>()
 
-/** `ofPerson`: ends the person too, not what they are in this organization alone. */
+/** `ofPerson`: also ends the person, not only the person's access to this organization. */
 interface Ending {
   token: string
   end: () => Promise<unknown>
@@ -106,7 +106,7 @@ const ENDINGS: Record<string, () => Promise<Ending>> = {
   })
 }
 
-/** An API token that rosa made through an application, with all of her permissions. */
+/** An API token that Rosa created through an application, with all of her permissions. */
 async function tokenOfRosa (): Promise<string> {
   const { token } = await accessToken()
   const { status, text, body } = await service.inject({
@@ -135,7 +135,7 @@ Object.assign(ENDINGS, {
   })
 } satisfies typeof ENDINGS)
 
-// A person whose own role gives access to bills only, and whose team is administrator of the projects of the tests.
+// A person whose own role includes only billing, and whose team is administrator of the test projects.
 const inTeam = (sql: (team: string, id: number) => string) => async (): Promise<Ending> => {
   const theo = await makePerson(service, { [o]: 'billing_manager' })
   const team = await makeTeam(
@@ -168,16 +168,16 @@ const CREDENTIAL = /^\s*select .*\b(api_tokens\.token_prefix\b|join "?oauth_toke
 const MEMBERSHIP = /^\s*select queries\.query_index, \(\s*select jsonb_build_object\('member'/is
 const OWNER = /\bjsonb_build_object\('users'/i
 
-/** Matches the last statement with which the guard looks up a caller. On Citus, a caller can have two. */
+/** Matches the last statement with which the guard looks up a caller. On Citus, the guard can send two statements. */
 function lastLookup (row: Row, token: string): RegExp {
   if (!ON_CITUS) return CREDENTIAL
   if (parseApiToken(token) !== undefined) return foundLater.has(token) ? OWNER : CREDENTIAL
-  // The membership is on another node than the access token. A person who is removed between the two statements was
-  // never let in: 404, as for each person who is not a member.
+  // The membership is on another node than the access token. A person who is removed between the two statements gets
+  // 404, like every person who is not a member.
   return row.at.includes('{organization}') ? MEMBERSHIP : CREDENTIAL
 }
 
-/** Waits until a caller is looked up next, or has been; calls `then` at that moment. */
+/** Waits until the next look-up of a caller starts or ends, and calls `then` at that moment. */
 function lookedUp (phase: 'before' | 'after', then = () => {}, statements = CREDENTIAL): Promise<void> {
   return new Promise((resolve) => {
     const listen = (message: unknown) => {
@@ -192,8 +192,8 @@ function lookedUp (phase: 'before' | 'after', then = () => {}, statements = CRED
 }
 
 /**
- * Begins a request whose body goes on only after `meanwhile`, which begins when the guard has let the request in;
- * answers it, and the rest of its body.
+ * Starts a request and sends the rest of its body only after `meanwhile`. `meanwhile` starts after the guard has
+ * accepted the request. Returns the request and the rest of its body.
  */
 async function begun (
   address: string, row: Row, token: string, meanwhile: () => Promise<unknown>, headers: Record<string, string> = {}
@@ -216,7 +216,10 @@ async function begun (
   return { request, rest: text.slice(1) }
 }
 
-/** Sends a request whose body ends only after `meanwhile`, which begins when the guard has let the request in. */
+/**
+ * Sends a request that completes its body only after `meanwhile`. `meanwhile` starts after the guard has accepted the
+ * request.
+ */
 async function heldOpen (
   address: string, row: Row, token: string, meanwhile: () => Promise<unknown>
 ): Promise<{ status: number, body: any, challenge: string }> {
@@ -232,12 +235,12 @@ async function heldOpen (
   }
 }
 
-/** All cases in the long form, else each `step`th, beginning with another one at each turn. */
+/** All cases in the long form, otherwise each `step`th case, with another first case at each turn. */
 const someOf = <T>(cases: readonly T[], turn: number, step: number) =>
   LONG ? cases : cases.filter((_, i) => (i + turn) % step === 0)
 
 t.test('a revoked caller changes nothing, even with a late body: each change locks its caller until commit', async (t) => {
-  // Only the transactions judge here: the guard's judgement would hold for ever.
+  // Tests only the check in the transactions, because the decision of the guard never expires here.
   const address = await listening(Infinity)
   const changes = Object.entries(OPERATIONS).filter(([id, { at, access }]) =>
     access !== 'public' && !at.startsWith('GET ') && !READS.includes(id))
@@ -255,7 +258,7 @@ t.test('a revoked caller changes nothing, even with a late body: each change loc
         await end()
         before = await fingerprint(service)
       })
-      // Roles of teams are looked up with the level, after the body has arrived.
+      // The service looks up roles of teams together with the level, after the body has arrived.
       const isMissing = who in TEAM_ENDINGS && ['insufficient_permissions', 'not_found'].includes(answer.body?.error)
       if (!isMissing && (answer.status !== 401 || answer.body.error !== 'unauthenticated' ||
         !answer.challenge.includes('error="invalid_token"'))) {
@@ -278,7 +281,7 @@ t.test('what one instance has ended is refused by all from the next request on',
   const all = (status: number) => apps.map(() => status)
   for (const [who, make] of Object.entries(ENDINGS)) {
     const { token, end, undo } = await make()
-    // An auditor reads, and changes nothing; a body that lacks all has passed the guard.
+    // An auditor can read but not write. The guard accepts the empty body, and the validation refuses it later.
     const changes = who.includes('role changes')
     const look = () => changes ? answers(token, 'POST', {}) : answers(token)
     for (let use = 0; use < 3; use++) t.strictSame(await look(), all(changes ? 422 : 200), who)
@@ -316,7 +319,7 @@ t.test('what a late body would only read is judged again', async (t) => {
 })
 
 t.test('a read that waits for its turn is judged again', async (t) => {
-  // Long enough for the way of a request to the queue.
+  // Long enough for a request to reach the queue.
   const RECHECK = 50
   const address = await listening(RECHECK)
   const moment = new Date().toISOString()
@@ -351,7 +354,7 @@ t.test('a read that waits for its turn is judged again', async (t) => {
     t.equal((await readIn(row, token, async () => {})).status, 200, `${id} of a caller who may do it`)
   }
   for (const [turn, [who, make]] of Object.entries({ ...ENDINGS, ...TEAM_ENDINGS }).entries()) {
-    // These two leave out what is restricted.
+    // These two operations leave out restricted levels instead of refusing the request.
     const possible = Object.keys(turned).filter((id) =>
       !who.includes('restricted') || !['readProjectMatrix', 'searchNames'].includes(id))
     for (const id of someOf(possible, turn, possible.length)) {
@@ -382,7 +385,7 @@ t.test('a client that hangs up during the second check leaves one line, no chang
     await gone
     const linesOf = () => lines.filter(({ reqId }) => reqId === id)
     while (linesOf().length === 0) await fetch(new URL('/healthz', address))
-    // Whatever would come after its line has had the time of a whole request.
+    // Waits for a whole request, so that any later log line would be there.
     await fetch(new URL('/readyz', address))
     t.match(
       linesOf(), { length: 1, 0: { msg: 'request', error_code: /^(unauthenticated|insufficient_permissions)$/ } }, who

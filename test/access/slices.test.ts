@@ -2,7 +2,8 @@
 import t from 'tap'
 import { coversAll, inherits, intersect, isInside, projectsInside, type Place, type Slice } from '../../src/rules/slices.ts'
 
-// Small hierarchies, so that all places can be tried: two projects, each with two targets with two environments.
+// Small hierarchies, so that the test can try all places: two projects with two targets each, which have two
+// environments each.
 const PLACES: Place[] = ['a', 'b'].flatMap((project_id) => [
   { project_id },
   ...['1', '2'].map((one) => project_id + one).flatMap((target_id) => [

@@ -7,7 +7,7 @@ import { effectiveScopes, holds, scopesInProject } from '../../src/rules/roles.t
 import { makeLevel, startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 
-// A database of its own: makes so many projects with SQL that they would slow others down.
+// This file has its own database, because it creates so many projects with SQL that other tests would become slow.
 const service = await startIsolatedApp(t)
 const owner = await service.organization()
 const o = owner.organization
@@ -17,7 +17,7 @@ for (const slug of ['orbit', 'comet', 'quasar']) {
 }
 const at = (project: string) => ({ project, target: 'backend', environment: 'live' })
 
-/** Sends requests of a person through an application that was granted these scopes. */
+/** Sends requests of a person through an application with these scopes. */
 async function as (person: Person, scopes: readonly Scope[] = SCOPE_NAMES) {
   const { access } = await issuePair(service, person, scopes)
   return bearer(access)
@@ -29,7 +29,7 @@ const bearer = (token: string) => (method: string, path: string, payload?: objec
   ...(payload !== undefined && { payload })
 })
 
-/** Each way to name a project: a request, with the scope that it needs. */
+/** All kinds of requests that name a project, each with the required scope. */
 const WAYS: [scope: Scope, act: (call: Awaited<ReturnType<typeof as>>, project: string) => Promise<Answer>][] = [
   ['project:read', (call, project) => call('GET', `/${o}/${project}`)],
   ['target:read', (call, project) => call('GET', `/${o}/${project}/targets`)],
@@ -158,7 +158,7 @@ t.test('a forged role in a team gives nothing and hides nothing, however the pro
   const join = (team: string, slug: string) => service.sql(`
     INSERT INTO team_projects (organization_id, team_id, project_id, role) SELECT organization_id, '${team}', id, 'owner'
     FROM projects WHERE organization_id = '${o}' AND slug = '${slug}'`)
-  // Its id is the smallest, so its rows are found first.
+  // This id is the smallest, so the service finds its rows first.
   const forged = '00000000000000000000000000'
   await service.sql(`INSERT INTO teams (id, organization_id, name, slug) VALUES ('${forged}', '${o}', 'F', 'forged')`)
   await service.sql(`INSERT INTO team_members (organization_id, team_id, user_id)
@@ -193,7 +193,7 @@ t.test('pages of projects held by teams are in the order of slugs, even far behi
   const person = await makePerson(service, { [its]: 'billing_manager' })
   const slugs = ['p-00001', 'p-00002', 'p-00003', 'p-02098', 'p-02099', 'p-02100']
   await makeTeam(service, its, [person], Object.fromEntries(slugs.map((slug) => [slug, 'member' as const])))
-  // A project that two teams hold is one.
+  // A project that belongs to two teams counts once.
   await makeTeam(service, its, [person], { 'p-00001': 'auditor', 'p-02100': 'auditor' })
   const call = await as(person)
   const page = async (query: string) => {

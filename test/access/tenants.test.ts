@@ -13,7 +13,7 @@ import { makePerson } from '../helpers/people.ts'
 import { scratchDirectory } from '../helpers/process.ts'
 import { beside, EXCEPTIONS, TENANT_TABLES, crossesTenants } from '../helpers/statements.ts'
 
-// A database of its own: changes the schema within a transaction.
+// This file has its own database, because it changes the schema within a transaction.
 const service = await startIsolatedApp(t)
 
 t.test('every table of an organization has it in its key, and in every reference to its kind', async (t) => {
@@ -142,7 +142,7 @@ t.test('such a statement fails the test that sent it, and ends any other process
   }
 })
 
-// What stands where on several machines: src/db/citus/placement.ts says it, and a PostgreSQL has the schema for it.
+// The placement of tables on several nodes (src/db/citus/placement.ts). PostgreSQL uses the same schema.
 const placed = (placement: Placement) => Object.values(tables).filter((table) => is(table, PgTable))
   .filter((table) => placementOf({ name: getTableName(table), has_organization: hasOrganization(table) }) === placement)
   .map((table): string => getTableName(table))
@@ -174,7 +174,7 @@ interface Column {
   preset: string
 }
 
-/** What Citus would refuse of the schema, with the tables where the service places them. */
+/** The parts of the schema that Citus would refuse, with the placement of the service. */
 async function refusals (query: (text: string) => Promise<Record<string, unknown>[]>): Promise<string[]> {
   const constraints = await query(`
     SELECT c.conrelid::regclass::text AS of, nullif(c.confrelid, 0)::regclass::text AS to, c.contype AS kind,
@@ -219,7 +219,7 @@ async function refusals (query: (text: string) => Promise<Record<string, unknown
     wrong(method !== 'btree' || computes, `${name}: no plain index`)
   }
   for (const { of, to, kind, name, columns, foreign, deletes, deferrable } of constraints) {
-    // What newer PostgreSQL names, too: a column that is never empty.
+    // `n` is a NOT NULL constraint, which newer PostgreSQL versions list, too.
     wrong(!['p', 'u', 'f', 'c', 'n'].includes(kind) || deferrable, `${name}: a constraint of another kind`)
     if (kind !== 'f' || to === null) continue
     const together = hasOrganization(of) && hasOrganization(to) &&

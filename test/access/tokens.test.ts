@@ -17,7 +17,7 @@ import { LONG, sample } from '../helpers/long.ts'
 import { issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { visitor } from '../helpers/visitor.ts'
 
-// A database of its own: takes the database away, and looks at all events.
+// This file has its own database, because it takes the database away and looks at all events.
 const service = await startIsolatedApp(t)
 
 const keysOf = (caller: Caller) => `/organizations/${caller.organization}/api-keys`
@@ -25,7 +25,7 @@ const create = (caller: Caller, body: object) => caller.call('POST', keysOf(call
 const failing = (answer: Answer) => [answer.status, answer.body.error, Object.keys(answer.body.errors ?? {})]
 const count = async (caller: Caller) => (await caller.call('GET', keysOf(caller))).body.meta.total as number
 
-/** The caller with another `token`. */
+/** The same caller with another `token`. */
 function holder (caller: Caller, token: string): Caller {
   return {
     ...caller,
@@ -280,7 +280,7 @@ t.test('TI-34: unknown, mixed-case, padded, patterned and repeated abilities are
 t.test('a name, an expiry, restrictions and unknown members are judged, and none is made', async (t) => {
   const owner = await service.organization()
   await makeLevel(owner, { slug: 'orbit' })
-  // What is another organization's is not there (TI-11).
+  // Resources of another organization are not found (TI-11).
   const theirs = await service.organization()
   const { project } = await makeLevel(theirs, { slug: 'comet' })
   const own = Array.from({ length: 49 }, () => ({ project: 'orbit' }))
@@ -507,7 +507,7 @@ t.test('TI-35: a narrowed token acts in its part of the hierarchy; levels beside
     'its own level it may write'
   )
 
-  // A part is named by ids: a rename moves nothing in or out.
+  // A restriction names levels by ids, so a rename does not change the restriction.
   t.equal((await owner.call('PATCH', `/${o}/orbit/backend/live`, { slug: 'old-live' })).status, 200)
   t.equal((await owner.call('PATCH', `/${o}/orbit/backend/stage`, { slug: 'live' })).status, 200)
   t.equal((await environment.call('GET', `/${o}/orbit/backend/old-live/secrets`)).status, 200)
@@ -531,7 +531,7 @@ t.test('a token that expired a month ago, or whose grant did, leaves with the ne
   for (const [{ access, grant }, days] of [[kept, 29], [over, 31]] as const) {
     const made = await create(holder(owner, access), { abilities: ['project:read'], expires_at })
     t.equal(made.status, 201)
-    // Of a build that let it live for ever.
+    // A token of a former version, which allowed tokens without an expiry.
     await service.write(`UPDATE api_tokens SET expires_at = NULL WHERE organization_id = '${o}' AND grant_id = ${grant}`)
     await service.write(`UPDATE oauth_grants SET expires_at = now() - interval '${days} days' WHERE id = ${grant}`)
   }
@@ -675,7 +675,7 @@ t.test('a list of all tokens with many restrictions has the rows of its pages, a
       isAnswered = true
       return answer
     })
-    // As many requests as a list could need, one after the other.
+    // Sends as many sequential requests as a list could need.
     for (let i = 0; i < 5; i++) await list('?per_page=100')
     const isWaiting = !isAnswered
     release()
@@ -810,7 +810,7 @@ t.test('a token whose person or grant has ended gets no new value and no later e
     await end({ grant, member: `organization_id = '${o}' AND user_id = ${rosa.id}` })
     const before = await stateOf(owner)
     const path = `${keysOf(owner)}/${api_key.id}`
-    // A caller through the same client is disabled with the client.
+    // Disabling a client also disables a caller who uses this client.
     for (const caller of what.startsWith('a client') ? [owner] : [owner, hers]) {
       for (const [method, at, body] of [
         ['POST', `${path}/rotate`, {}], ['PUT', path, { expires_at: new Date(Date.now() + 60_000).toISOString() }]
@@ -938,11 +938,11 @@ t.test('TI-30, TI-31: whatever a token holds, it changes and rotates exactly tho
   const wrong: string[] = []
   for (const [i, holds] of all.entries()) {
     for (const [j, held] of all.entries()) {
-      // Without LONG, a fifth of the pairs, which has each pair of abilities, of restrictions and of expiries.
+      // Without LONG, a fifth of the pairs. It contains each pair of abilities, of restrictions and of expiries.
       if (held === holds || (!LONG && (i * all.length + j) % 5 !== 0)) continue
       const isSeen = held.r >= holds.r
       const isMore = held.a > holds.a || held.e < holds.e
-      // Kept as it is, so that the next pair finds it so.
+      // Sets the same values, so that the token stays unchanged for the next pair.
       const change = (i + j) % 2 === 0 ? { name: 'Same' } : { expires_at: held.body.expires_at }
       const answers = [
         await holds.caller.call('PUT', held.path, change),
@@ -960,11 +960,11 @@ t.test('TI-30, TI-31: whatever a token holds, it changes and rotates exactly tho
   }
   t.strictSame(wrong, [])
 
-  // And makes exactly such ones.
+  // The token can create exactly the same kinds of tokens.
   const before = await count(owner)
   let made = 0
   for (const [i, holds] of all.entries()) {
-    // Of all pairs every fourth or seventh: each makes others than the one before.
+    // Every fourth or seventh of all pairs. Each token creates other kinds than the token before.
     for (const held of all.filter((_, j) => (i * all.length + j) % (LONG ? 4 : 7) === 0)) {
       const isMore = held.r < holds.r || held.a > holds.a || held.e < holds.e
       const { status } = await create(holds.caller, held.body)
@@ -1078,7 +1078,7 @@ t.test('a rotation by the former value, without a key, ends it; the value in bet
     t.equal(status, 200)
     return body.token as string
   }
-  // Two jobs that hold one token, and rotate it themselves.
+  // Two jobs share one token, and both rotate it.
   const between = await rotate(former)
   const last = await rotate(former)
   t.strictSame(

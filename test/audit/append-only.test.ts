@@ -10,7 +10,7 @@ import { readDoc } from '../helpers/docs.ts'
 import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
-// The statements of docs/operations/audit.md, as operators run them.
+// The statements of docs/operations/audit.md, exactly as operators run them.
 
 const [GRANTS] = readDoc('docs/operations/audit.md').blocks('sql', 'Permissions')
 
@@ -24,7 +24,7 @@ t.test('AU-08: with a role that may only add events every operation works, and n
     await client.end()
   }
   t.teardown(() => owner(process.env.TEST_DATABASE_URL!, `DROP ROLE IF EXISTS ${role}`))
-  // A database of its own: connects with a role of its own, and verifies all chains.
+  // This test has its own database, because it connects with a new role, and verifies all chains.
   const service = await startIsolatedApp(t, {}, undefined, async (url) => {
     await owner(url, GRANTS!.replaceAll('strongroom_app', role))
     const address = new URL(url)
@@ -41,7 +41,7 @@ t.test('AU-08: with a role that may only add events every operation works, and n
     const { status, text } = await send(service, row, ids, row.access === 'public' ? undefined : bearer)
     t.ok(status < 300 || status === row.public, `${id}: ${status} ${text.slice(0, 200)}`)
   }
-  // What a deletion leaves goes in the background.
+  // A background job removes the remaining rows after a deletion.
   while ((await service.sql('SELECT FROM organization_removals')).length > 0) {
     await new Promise((resolve) => { setTimeout(resolve, 20) })
   }

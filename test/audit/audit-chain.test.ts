@@ -17,16 +17,17 @@ import { chainsOf, collect } from '../helpers/chains.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 
-// An attacker with the database can change the audit log in any way. Verification finds it, there and in an export.
+// An attacker with the database can change the audit log in any way. Verification detects each change, in the database
+// and in an export.
 
-// A database of its own: forges events, and verifies all chains.
+// This file has its own database, because it forges events, and verifies all chains.
 const service = await startIsolatedApp(t)
 const { database, keyring } = service
 const scratch = scratchDirectory(t)
 const { inDatabase, exported, inFile, tampered, anchorsOf } = chainsOf(service, scratch)
 const STORED = 8
 
-/** An organization with some events of its own. */
+/** Creates an organization with some events. */
 async function world (): Promise<Caller> {
   const caller = await service.organization()
   const level = await makeLevel(caller, { slug: 'orbit' })
@@ -255,7 +256,7 @@ t.test('an export that was edited is reported as broken at the edited event', as
   for (const [what, changed] of edited) {
     t.equal((await inFile(changed))[own.organization]!.broken?.sequence, 5, what)
   }
-  // The beginning cut off, and a chain that says that it goes on behind it.
+  // Removes the first events, and claims that the chain continues after them.
   const { mac } = JSON.parse(at(3))
   const cut = [1, 2, 3].reduce((rest, seq) => rest.replace(`${at(seq)}\n`, ''), text)
     .replace(new RegExp(`("organization":"${own.organization}",[^\n]*"after":)null`), `$1{"seq":3,"mac":"${mac}"}`)
@@ -366,7 +367,7 @@ t.test('the command says what is broken with exit status 1, and 2 when it cannot
   t.equal(code, 0)
   const file = join(dir, 'export.jsonl')
   writeFileSync(file, stdout)
-  // Without any database.
+  // Verifies an export without a database.
   const alone = { DATA_DIR: join(dir, 'none'), MASTER_KEY: env.MASTER_KEY }
   t.match(await command(['audit', 'verify', '--file', file], alone), { code: 0 })
   t.same(await command(['audit', 'verify', '--file', `${file}.none`], alone), {

@@ -5,7 +5,7 @@ import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
-// Names of actors in the audit log, its counts per day, and its export.
+// Tests the names of actors in the audit log, the counts per day, and the export of the log.
 
 const service = await startApp(t)
 
@@ -33,7 +33,9 @@ const as = async (person: { id: number }, scopes: readonly Scope[] = SCOPE_NAMES
   })
 }
 
-/** Inserts events of these times (SQL expressions of n) into the log, without MACs: the API lists them unverified. */
+/**
+ * Inserts events with these times (SQL expressions of n) into the log, without MACs. The API marks them as unverified.
+ */
 async function insert (
   { organization }: Caller, count: number, occurred_at: string, more: Record<string, string> = {}
 ) {
@@ -144,7 +146,7 @@ t.test('the count of a day ends, and says so', async (t) => {
   }
 })
 
-/** Every part of an export. */
+/** All parts of an export. */
 async function exported (t: Test, caller: Caller, query: string, accept?: string): Promise<string[]> {
   const parts: string[] = []
   let path: string | undefined = `/${caller.organization}/audit-events/export?${query}`
@@ -160,7 +162,7 @@ async function exported (t: Test, caller: Caller, query: string, accept?: string
   return parts
 }
 
-/** The records of a CSV text, read by the rules of RFC 4180. */
+/** Parses CSV text by the rules of RFC 4180. */
 function recordsOf (text: string): string[][] {
   const records: string[][] = [[]]
   for (const [, quoted, plain, end] of text.matchAll(/(?:"((?:[^"]|"")*)"|([^",\r\n]*))(,|\r\n)/g)) {
@@ -174,7 +176,7 @@ t.test('an export has every event once, oldest first, in parts', async (t) => {
   const caller = await service.organization()
   const o = caller.organization
   const count = 2 * MAX_EXPORTED + 50
-  // Times go back, as those of late events do.
+  // The times decrease, like the times of late events.
   await insert(caller, count, "'2026-03-01T00:00:00Z'::timestamptz - n * interval '1 second'")
   await insert(caller, 3, "'2026-03-02T00:00:00Z'::timestamptz", { action: "'secret.store'", actor_id: '9' })
   const linesOf = (parts: string[]) => parts.map((part) => part.trimEnd().split('\n').map((line) => JSON.parse(line) as Event))

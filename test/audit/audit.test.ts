@@ -6,7 +6,7 @@ import { systemOf } from '../../src/repositories/audit/audit.ts'
 import { createReadRecorder } from '../../src/vault/documents/write.ts'
 import { makeLevel, ON_CITUS, startApp, type Caller } from '../helpers/app.ts'
 
-// What is remembered of reads. That each operation leaves the events that it declares is in contract.test.ts.
+// The audit events of reads. contract.test.ts checks that each operation records its declared events.
 
 const service = await startApp(t)
 const { db, kind } = service.database
@@ -22,7 +22,10 @@ const eventsOf = async ({ organization }: Pick<Caller, 'organization'>) => await
 const countOf = async (caller: Caller, action: string) =>
   (await eventsOf(caller)).filter((event) => event.action === action).length
 
-/** Runs `body`, in PL/pgSQL, before each event is inserted. Separate commands, because Citus runs them on each node. */
+/**
+ * Runs `body` (PL/pgSQL) before each insertion of an event. Sends separate commands, because Citus runs them on each
+ * node.
+ */
 async function createTrigger (name: string, body: string) {
   await service.sql(`CREATE FUNCTION ${name} () RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ${body} END $$`)
   await service.sql(`CREATE TRIGGER ${name} BEFORE INSERT ON audit_events FOR EACH ROW EXECUTE FUNCTION ${name}()`)
@@ -32,7 +35,7 @@ async function dropTrigger (name: string) {
   await service.sql(`DROP FUNCTION ${name}`)
 }
 
-/** Statements that write events, while `work` runs. */
+/** The number of statements that write events while `work` runs. */
 async function statementsOf (work: () => Promise<unknown>): Promise<number> {
   let count = 0
   const listen = (message: unknown) => {
@@ -267,7 +270,7 @@ t.test('an organization whose events wait delays no other organization', {
   )
   release()
   await holding
-  // On a very slow machine they have waited for too long.
+  // On a very slow machine, some requests have waited too long and failed.
   const recorded = (await Promise.all(waiting)).filter((status) => status === 200).length
   t.strictSame(
     [await countOf(one.caller, 'secret.decrypt'), await countOf(two.caller, 'secret.decrypt')], [recorded, 2]
@@ -300,7 +303,7 @@ interface Listed {
 t.test('the list has each event once, newest first, on all pages, and by actor, action, resource and time', async (t) => {
   const { caller, own, decrypt } = await world()
   await decrypt()
-  // Not the millisecond of that event.
+  // The next events need a later millisecond.
   await pause(5)
   const before = new Date().toISOString()
   for (let i = 0; i < 3; i++) await decrypt()
@@ -344,9 +347,9 @@ t.test('every combination of filters lists exactly the matching events, newest f
   const ACTORS = [['user', 1], ['user', 2], ['operator', null], ['system', null]] as const
   const RESOURCES = [['secret', 'FIRST'], ['secret', 'SECOND'], ['project', 'FIRST']] as const
   const moment = (second: number) => new Date(Date.UTC(2026, 0, 1, 0, 0, second)).toISOString()
-  // Every second, several events happen, and not in the order of their numbers.
+  // Several events happen in each second, and not in the order of their numbers.
   const recorded = ACTIONS.flatMap((action, a) => ACTORS.flatMap(([type, id], b) => RESOURCES.flatMap(([kind, of], c) =>
-    // Some combinations have no event, others have two.
+    // Some combinations have no event, and some have two.
     Array.from({ length: (a + b + c) % 3 }, (_, i) =>
       ({ action, type, id, kind, of, at: moment((a * 7 + b * 3 + c * 5 + i * 2) % 11) })))))
   const [{ next }] = await service.sql(`SELECT coalesce((
@@ -386,7 +389,7 @@ t.test('every combination of filters lists exactly the matching events, newest f
   let found = 0
   for (const query of queries) {
     const { action, actor, resource, from, to, before } = query
-    // Without a filter, the list is in the order of the numbers.
+    // A list without a filter is in the order of the numbers.
     const isFiltered = Object.keys(query).some((name) => name !== 'before')
     const ordered = isFiltered ? newest : whole
     const expected = ordered.slice(before === undefined ? 0 : ordered.indexOf(cursor) + 1).filter((event) =>

@@ -25,13 +25,13 @@ import { LONG } from '../helpers/long.ts'
 import { command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 
-// The key of a chain changes while the service runs. Verification finds each change of an earlier or later event by an
-// attacker with the former key and the database.
+// The key of a chain changes while the service runs. An attacker has the former key and the database. Verification
+// finds each change of earlier or later events.
 
 t.setTimeout(120_000)
 
 let url: string | undefined
-// A database of its own: changes the chain keys of the installation, and verifies all of it.
+// This file has its own database, because it changes the chain keys of the installation, and verifies all of it.
 const service = await startIsolatedApp(t, {}, QUICK, async (of) => { url = of; return of })
 const { database, keyring } = service
 const scratch = scratchDirectory(t)
@@ -55,13 +55,13 @@ const eventsOf = async ({ organization }: Caller) => await service.sql(
   `SELECT seq::int, action, chain_kid, mac FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`
 ) as { seq: number, action: string, chain_kid: string, mac: Buffer }[]
 
-/** Records what a person does, as each sign-in is; answers whether something of it is late. */
+/** Records an event like a sign-in of a person. Returns whether one of the events became late. */
 const signIn = (through: Database, ...callers: Caller[]) => transaction(through.db, async (db) => recordOfPerson(
   db, callers.map(({ organization }) => systemOf(organization)),
   { action: 'session.create', resource_type: 'user', resource_id: '1' }
 ))
 
-/** Does something while a transaction locks the counter of an organization. */
+/** Runs the work while a transaction locks the counter of an organization. */
 const holding = ({ organization }: Caller, work: () => Promise<unknown>) => transaction(database.db, async (db) => {
   await beside(async () => db.execute(
     sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR UPDATE`
@@ -69,7 +69,7 @@ const holding = ({ organization }: Caller, work: () => Promise<unknown>) => tran
   await work()
 })
 
-/** Another process on the database, with a ring of its own. */
+/** Another process on the database, with its own ring. */
 async function process (ring = keyring) {
   const its = await connect({ url: url!, pool: 5 })
   await openRows(its, ring)
@@ -155,7 +155,7 @@ t.test('AU-06: each manipulation across a hand-over is found at the right event,
     .where(eq(audit_events.organization_id, caller.organization)).orderBy(asc(audit_events.seq))
   ) as (ChainedEvent & { mac: Buffer })[]
 
-  /** Makes the MACs of events anew, by the key that each then names, from one on and up to another. */
+  /** Changes a range of events and computes their MACs again, each with the key that the event names. */
   const resealed = (from: number, to: number, change: (event: ChainedEvent) => ChainedEvent) => {
     let previous = rows[from - 2]!.mac
     return rows.slice(from - 1, to).map((row) => {
@@ -216,7 +216,7 @@ t.test('AU-06: each manipulation across a hand-over is found at the right event,
   for (const [i, [what, sequence, statements, isOlder]] of cases.entries()) {
     await tampered(statements, async () => {
       const text = LONG || i % 2 === 1 ? await exported() : ''
-      // Without LONG, by turns.
+      // Without LONG, alternates between the two.
       for (const [where, verify] of ([
         ['in the database', inDatabase], ['in the export', (given?: Anchors) => inFile(text, given)]
       ] as const).filter((_, which) => LONG || which === i % 2)) {
@@ -316,7 +316,9 @@ t.test('late events are numbered beside an organization whose key is gone, and o
   })
 })
 
-/** A worker that numbers late events, and what it says: of whom it recorded how many, and who could not be. */
+/**
+ * A worker that numbers late events, and its log: the number of recorded events of each organization, and its failures.
+ */
 function lateEvents ({ db }: Database, retryDelay?: number) {
   const said: { organization: string, events: number | undefined }[] = []
   const say = (details: object) => { said.push({ events: undefined, ...details as { organization: string } }) }
@@ -354,7 +356,7 @@ t.test('an organization whose key is gone is retried after a delay or a start, h
       await until(soon, () => failures(soon) >= 3)
     })
     const mended = start(1)
-    // The worker of the service looks for late events, too, and can be the first.
+    // The worker of the service also records late events, and can be faster.
     const isNumbered = async () => (await eventsOf(broken)).some(({ action }) => action === 'session.create')
     for (mended.wake(); !await isNumbered(); mended.wake()) await sleep(20)
   } finally {
@@ -369,7 +371,7 @@ t.test('late events of organizations are numbered by turns, and looked up some a
   for (const one of all) await holding(one, async () => t.ok(await signIn(database, one)))
   const page = await listLate(database.db, '', 2)
   t.strictSame([page, await listLate(database.db, page[1], 2)], [ids.slice(0, 2), ids.slice(2)])
-  // Copies, which the service did not write: each is looked at, and becomes none.
+  // Copies of a late event that the service did not write. The worker checks each copy and records none.
   await service.sql(`INSERT INTO late_events (organization_id, occurred_at, event, mac)
     SELECT organization_id, occurred_at, event, mac FROM late_events, generate_series(1, 600)
     WHERE organization_id = '${ids[0]}'`)
@@ -392,7 +394,8 @@ t.test('the command rotates one chain or all of them', async (t) => {
   for (const more of [[], ['--file', file]]) {
     t.match(await command(['audit', 'verify', ...more], env), { code: 0, stdout: /events verified/ })
   }
-  // A new organization leaves the first key at once: a leak of that key may be why the chains were handed over.
+  // A new organization replaces the first key at once, because the handover of the chains may follow a leak of that
+  // key.
   t.equal((await command(['organization', 'add', '--name', 'Cirrus'], env)).code, 0)
   const events = (await command(['audit', 'export', '--organization', 'cirrus'], env)).stdout.split('\n')
     .filter((line) => line.includes('"seq"')).map((line) => JSON.parse(line))
@@ -513,7 +516,7 @@ t.test('AU-03: with twenty clients of two processes, key changes refuse, lose an
   const clients = Array.from({ length: 20 }, async (_, i) => {
     const own = i % 2 === 0 ? caller : second.through(caller)
     const statuses: number[] = []
-    // Each has something under way at each rotation, and something after the last.
+    // Each client has a running request during each rotation, and a request after the last rotation.
     for (let isLast = false; !isLast;) {
       isLast = rotations === ROTATIONS
       statuses.push((await (i % 4 < 2 ? store(own, i) : read(own))).status)

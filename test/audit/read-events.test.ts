@@ -9,10 +9,10 @@ import { chainsOf } from '../helpers/chains.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 
-// The event of a decrypted read is appended in one statement where the process knows the end of the chain (decision
-// 0095), and in a transaction otherwise. In both cases it is in the chain before the response.
+// If the process knows the end of the chain, it appends the event of a decrypted read in one statement (decision 0095).
+// Otherwise it uses a transaction. In both cases the event is in the chain before the response.
 
-// A database of its own: verifies all chains, and counts the statements of its service.
+// This file has its own database, because it verifies all chains, and counts the statements of its service.
 const service = await startIsolatedApp(t)
 const chains = chainsOf(service, scratchDirectory(t))
 const skip = ON_CITUS && 'each event of a read has a transaction on Citus'
@@ -30,7 +30,10 @@ async function world () {
 const eventsOf = async ({ organization }: Caller) => (await service.sql(`SELECT seq::int, action FROM audit_events
   WHERE organization_id = '${organization}' ORDER BY seq`)) as { seq: number, action: string }[]
 
-/** Asserts that the events are numbered without a gap, that their chain verifies, and how many reads it has. */
+/**
+ * Asserts that the events have no gap in their numbers, that the chain is valid, and that it contains this number of
+ * reads.
+ */
 async function hasReads (t: Test, caller: Caller, reads: number) {
   const events = await eventsOf(caller)
   t.strictSame(events.map(({ seq }) => seq), events.map((_, i) => i + 1))
@@ -43,7 +46,7 @@ const STATEMENTS: [name: string, text: RegExp][] = [
   ['commit', /^commit$/]
 ]
 
-/** The statements that lock or move an organization's counter, and the commits, of `work`. */
+/** The statements of `work` that lock or move an organization's counter, and its commits. */
 async function sentBy (work: () => Promise<unknown>): Promise<string[]> {
   const sent: string[] = []
   const look = (message: unknown) => {

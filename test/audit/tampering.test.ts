@@ -28,19 +28,20 @@ import { byTurns, LONG, sample } from '../helpers/long.ts'
 import { authorizationUrl, CALLBACK, giveSecondFactor, issuePair, makePerson, pkce } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
 
-// An attacker can write to the database, with DDL rights, against a service that has the master key. Each
-// manipulation is made, has to be refused by everything that needs the row, and is taken back before the next one.
+// The attacker can write to the database and has DDL rights. The service has the master key. Each test changes rows,
+// expects an error from every request that needs these rows, and then restores the rows.
 //
-// The first part tampers with documents, versions and keys. The second part tampers with rows that decide about access:
-// its manipulations are made from the declaration of the authenticated columns, so that a new column is tried too. A
-// row that was tampered with has to count as missing, or, of a level, has to be refused; and the violation is recorded.
+// The first part tampers with documents, versions and keys. The second part tampers with rows that decide about access.
+// The second part derives its changes from the declaration of the authenticated columns, so it also covers new columns.
+// The service must treat a changed row as missing, or refuse access to a changed level. It must also record the
+// violation.
 
 t.setTimeout(400_000)
 
 const REFUSED =
   '500 {"error":"integrity_error","message":"A stored record was changed outside the service and was rejected. Contact the operator."}'
 
-/** Writes to the database of a service beside it, and counts manipulations. */
+/** Writes directly to the database of a service, and counts the changes. */
 function attacker<Table extends string> (test: TestApp, tables: readonly Table[]) {
   const total = { made: 0, byDatabase: 0 }
   const run = (statements: string[]) => beside(() => transaction(test.database.db, async (db) => {
@@ -49,25 +50,25 @@ function attacker<Table extends string> (test: TestApp, tables: readonly Table[]
   return {
     total,
     run,
-    /** Keeps a copy of all tables in a schema, to take rows or everything back from. */
+    /** Copies all tables into a schema. Later statements restore rows from this copy. */
     keep: (schema: string) => run([
       `CREATE SCHEMA ${schema}`, ...tables.map((table) => `CREATE TABLE ${schema}.${table} AS SELECT * FROM ${table}`)
     ]),
-    /** Puts tables back to the copy in the schema `kept`. */
+    /** Restores tables from the copy in the schema `kept`. */
     takeBack: (names: readonly Table[] = tables) => run([
       "SET LOCAL session_replication_role = 'replica'",
-      // All in one round trip.
+      // One round trip for all tables.
       names.map((table) =>
         `DELETE FROM ${table}; INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM kept.${table}`).join('; ')
     ]),
-    /** Makes a manipulation; false if the database refuses it, with a code that begins so. */
+    /** Executes a manipulation. Returns false if the database refuses it with a code that starts with `code`. */
     async make (statements: string[], code: string): Promise<boolean> {
       total.made++
       try {
         await run(statements)
         return true
       } catch (error) {
-        // Citus inserts rows of a SELECT with COPY, whose errors have the code XX000.
+        // Citus copies rows of an INSERT … SELECT with COPY, whose errors have the code XX000.
         const isViolation = ON_CITUS && codeOf(error) === 'XX000' && / violates /.test((error as Error).message)
         if (!codeOf(error)?.startsWith(code) && !isViolation) throw error
         total.byDatabase++
@@ -77,7 +78,7 @@ function attacker<Table extends string> (test: TestApp, tables: readonly Table[]
     violations: async () => (await test.sql(
       "SELECT count(*)::int AS count FROM audit_events WHERE action = 'integrity.violation'"
     ))[0]!.count as number,
-    /** At least 200 in `npm run test:proofs`. */
+    /** Asserts at least 200 manipulations in `npm run test:proofs`. */
     atLeast200 (t: Test) {
       t.ok(
         total.made - total.byDatabase >= (LONG ? 200 : 100),
@@ -92,7 +93,7 @@ function attacker<Table extends string> (test: TestApp, tables: readonly Table[]
 
 // Documents, versions and keys
 
-// A database of its own: forges rows, and verifies all tables.
+// This file has its own database, because it forges rows, and verifies all tables.
 const service = await startIsolatedApp(t)
 const [owner, stranger] = [await service.organization(), await service.organization()]
 const TABLES = ['organizations', 'projects', 'encryption_keys', 'secrets', 'secret_versions'] as const
@@ -118,8 +119,8 @@ async function done (answer: Promise<Answer>): Promise<Answer> {
   if (status >= 300) throw new Error(text)
   return answer
 }
-// Projects of one organization and one of another, with documents on several levels, each written twice before its
-// project's key was rotated and one of them once more afterwards.
+// The test uses projects of two organizations, with documents on several levels. Each document is written twice before
+// the key rotation of its project. One document is written again after the rotation.
 const first = await clientKey('correct horse battery staple')
 const second = await clientKey('staple battery horse correct')
 const documents: Document[] = []
@@ -183,19 +184,19 @@ async function rotateClient () {
     ({ id, content: sealBlob(second.dataKey, openBlob(first.dataKey, content)!) }))
   const { storage_mode: _, ...triple } = second.registration
   await done(call(owner, 'POST', '/client/secrets/rotate-client-keys', { secrets, ...triple }))
-  // Of the history, one version is moved onto the new key, and the others wait.
+  // Re-encrypts one version of the history with the new key. The other versions stay pending.
   const { data } = (await call(owner, 'POST', '/client/secrets/re-encrypt-history/pending', { limit: 1 })).body
   const versions = data.map(({ id, content }: any) =>
     ({ id, content: sealBlob(second.dataKey, openBlob(first.dataKey, content)!) }))
   await done(call(owner, 'POST', '/client/secrets/re-encrypt-history', { versions, key_proof: second.proof }))
 }
 
-/** What needs a document: every way to read it. */
+/** All requests that read a document. */
 const readsOf = ({ caller, path, managed }: Document): Read[] =>
   ['', ...managed === 'server' ? ['?decrypt=true', '?decrypt=true&merge=true'] : []].map((query) =>
     () => call(caller, 'GET', path + query))
 
-/** What needs a version's content. */
+/** All requests that read the content of a version. */
 const versionReads = ({ caller, id, client }: Version): Read[] => [
   () => call(caller, 'GET', `/secrets/versions/${id}`),
   ...client === undefined ? [() => call(caller, 'POST', `/secrets/versions/${id}/restore`)] : []
@@ -205,8 +206,8 @@ const allOf = (project: string): Read[] => documents.filter((document) => docume
 const accepted: string[] = []
 
 /**
- * Makes a manipulation, expects that the database refuses it or that everything which needs the rows does, and takes it
- * back.
+ * Executes a manipulation, expects that the database refuses it or that every read of the rows fails, and then restores
+ * the rows.
  */
 async function tamper (name: string, tables: readonly Table[], statements: string[], reads: Read[]) {
   if (!await attack.make(statements, '23')) return
@@ -220,7 +221,7 @@ async function tamper (name: string, tables: readonly Table[], statements: strin
   await attack.takeBack(tables)
 }
 
-/** The manipulations of a block: all of them refused, and afterwards everything is as it was. */
+/** Runs a block of manipulations. All must be refused, and the block must leave the data unchanged. */
 async function block (name: string, work: () => Promise<void>) {
   await t.test(`CR-01: ${name}`, async (t) => {
     const { made } = attack.total
@@ -229,7 +230,7 @@ async function block (name: string, work: () => Promise<void>) {
     t.ok(attack.total.made > made, `${attack.total.made - made} manipulations`)
     t.same(accepted, [])
     for (const document of documents) {
-      // Without LONG, the read that needs most.
+      // Without LONG, only the read that needs the most rows.
       for (const read of LONG ? readsOf(document) : readsOf(document).slice(-1)) {
         const { status, text } = await read()
         t.equal(status, 200, `${document.name}: ${text}`)
@@ -273,7 +274,8 @@ const chosen = [
   versionsOf('client environment')[0]!
 ]
 
-// Manipulations read other rows from the copies, which are equal: on a cluster, the row is on the node of its owner.
+// Manipulations read other rows from the copies, which have the same content. On a cluster, each row is on the node of
+// its owner.
 await block('documents copied onto others, between levels, projects, organizations and holders of the key', async () => {
   for (const [i, [to, from]] of sample(pairs(documents), 3).entries()) {
     for (const columns of LONG ? DOCUMENT : [DOCUMENT[i % DOCUMENT.length]!]) {
@@ -288,8 +290,8 @@ await block('documents swapped, whole or moved to another level', async () => {
   for (const [i, [a, b]] of sample(unordered(documents), 3).entries()) {
     const all = [['sealed'], DOCUMENT[3]!, ['level_id'], ['id']]
     for (const columns of LONG ? all : [all[i % 4]!]) {
-      // Under a level of another organization a row belongs to no level any more: it is removed, which nothing can
-      // tell.
+      // A row under a level of another organization belongs to no level. This equals a deletion, which the service
+      // cannot detect.
       if (columns.includes('level_id') && a.caller !== b.caller) continue
       const statement =
         `UPDATE secrets s SET ${copied(columns, 'o')} FROM kept.secrets o WHERE (s.id = '${a.id}' AND o.id = '${b.id}') OR (s.id = '${b.id}' AND o.id = '${a.id}')`
@@ -298,7 +300,7 @@ await block('documents swapped, whole or moved to another level', async () => {
       )
     }
   }
-  // Over a free id in between, which no constraint can refuse.
+  // Swaps the ids through a temporary free id, so that no constraint can refuse the swap.
   const [a, b] = [documents[2]!, documents[3]!]
   const rename = (from: string, to: string) => `UPDATE secrets SET level_id = '${to}' WHERE level_id = '${from}'`
   const [{ x, y }] = await service.sql(
@@ -404,7 +406,7 @@ await block('a rotation undone: the key version, the active key, the documents, 
   for (const slug of sample(['rotated', 'moved', 'client'], 2)) {
     const { path, body } = documents.find((document) => document.project === slug)!
     const all = allOf(slug)
-    // A client that never heard of the rotation still has the proof of the old key.
+    // A client that does not know about the rotation still has the proof of the old key.
     const store: Read = () => write(owner, body, 'A=4', slug === 'client' ? first : undefined)
     const storeAtNew: Read = () =>
       write(owner, { project: slug, target: 'backend' }, 'A=4', slug === 'client' ? first : undefined)
@@ -470,7 +472,7 @@ await block('keys exchanged between versions, projects, organizations and column
           data_key: []
         }
     for (const [column, reads] of Object.entries(needs)) {
-      // Nothing is under that key any more, so nothing reads its data key.
+      // No content uses that key any more, so no request reads its data key.
       if (column === 'data_key' && key.managed === 'server' && reads.length === 0) continue
       const others = keys.filter((one) =>
         one !== key && (reads.length > 0 ? one.managed === key.managed || column === 'salt' : true))
@@ -653,7 +655,7 @@ await createClient(db, { id: 'web', name: 'Web', redirect_uris: [CALLBACK] })
 await createClient(db, { id: 'evil', name: 'Evil', redirect_uris: ['https://evil.example.com/callback'] })
 const mine = await credentialsOf(rosa, 'web')
 const theirs = await credentialsOf(mallory, 'evil')
-// A code is one for a minute; these are for as long as the tests take.
+// Codes expire after one minute; the tests need longer.
 await test.write("UPDATE oauth_codes SET expires_at = now() + interval '1 hour'")
 // The account page shows, to the minute, when a session was last used. A visit does not change a later time.
 await test.write("UPDATE sessions SET seen_at = now() + interval '1 hour'")
@@ -674,7 +676,7 @@ for (const [level, of] of [[at, 'orbit'], [besides, 'comet']] as const) {
 const levelPath = `/${o}/${at.project}/${at.target}/${at.environment}/secrets`
 const { etag } = (await nimbus.call('GET', levelPath)).headers
 
-// A person who is in the project only by a team, and a stronger team that holds another project.
+// One person has access to the project only through a team. A stronger team has another project.
 const theo = await makePerson(test, { [o]: 'billing_manager' })
 const theirsToo = await issuePair(test, theo, ['project:read', 'organization:read'])
 const [team, anotherTeam] = ['01ARZ3NDEKTSV4RRFFQ69G5FA0', '01ARZ3NDEKTSV4RRFFQ69G5FA1']
@@ -687,7 +689,7 @@ for (const [id, slug, of, held, role] of [
     SELECT '${o}', '${id}', id, '${role}' FROM projects WHERE organization_id = '${o}' AND slug = '${held}'`)
 }
 
-// Ways to authenticate, each with its response; mutations are undone after each manipulation.
+// Ways to authenticate, each with the expected response. The test undoes the effects after each manipulation.
 type Ask = () => Promise<Answer>
 const bearer = (token: string, url: string) => () => test.inject({ url, headers: { authorization: `Bearer ${token}` } })
 const page = (url: string, cookie?: string) =>
@@ -716,7 +718,7 @@ const giveCode = (code: () => string | Promise<string>): Ask => async () => {
   )()
 }
 
-// An organization that invites Rosa and another address, and an event of each account.
+// An organization that invites Rosa and another address, and one event for each account.
 const inviting = (await test.organization()).organization
 const invited = mintSecret()
 const [invitation, anotherInvitation] = [
@@ -734,7 +736,7 @@ for (const { id } of [rosa, mallory]) {
   })
 }
 
-/** Events of both that could not wait for their counter. */
+/** Creates late events (without a number) in both organizations. */
 async function makeLate () {
   for (const of of [o, foreign]) {
     const event = {
@@ -747,14 +749,14 @@ async function makeLate () {
 }
 await makeLate()
 
-/** Replaces the late events: a sign-in may have them numbered, and then they are no longer late events. */
+/** Replaces the late events, because a sign-in may number them. */
 async function renewLate () {
   await run(['DELETE FROM late_events'])
   await makeLate()
   await run(['DELETE FROM kept.late_events', 'INSERT INTO kept.late_events SELECT * FROM late_events'])
 }
 
-/** Numbers them; its answer is what the chains then have more. */
+/** Numbers the late events. Returns the events that this adds to the chains. */
 async function numberLate (): Promise<Answer> {
   const numbered = async () => (await test.sql(`SELECT organization_id || ' ' || seq AS event FROM audit_events
     WHERE action <> 'integrity.violation' ORDER BY organization_id, seq`)).map(({ event }) => String(event))
@@ -793,17 +795,18 @@ const asks = {
 } satisfies Record<string, Ask>
 
 interface Subject {
-  /** The row of the subject, and a row of the same kind of another subject. */
+  /** The row of the subject, and a row of the same kind that belongs to another subject. */
   row: string
   another: string
   asks: (keyof typeof asks)[]
   /**
-   * What it is looked up by, so that another value is another row, and what says that it has ended: then it is not
-   * there anyway.
+   * Columns that the service uses to find the row or to check whether it has ended. With another value, the service
+   * finds no row.
    */
   finds: string[]
   /**
-   * Columns that refer to its owner. An unknown owner makes the row not found too, so only another owner is tried.
+   * Columns that refer to the owner of the row. An unknown owner also hides the row, so the test tries only another
+   * existing owner.
    */
   refers?: string[]
 }
@@ -965,8 +968,8 @@ const LEVELS = new Set<string>(['projects', 'targets', 'environments', 'secrets'
 
 await keep('kept')
 
-// Changes the subject's row of a table, by inserting a changed copy: on a cluster, a row whose organization is changed
-// is on another node.
+// Changes the subject's row by inserting a changed copy. On a cluster, a row with another organization belongs on
+// another node.
 const changeRow = (table: AuthenticatedTable, set: string, from = '') => [
   `CREATE TEMP TABLE changed ON COMMIT DROP AS SELECT * FROM kept.${table} WHERE ${SUBJECTS[table].row}`,
   `UPDATE changed SET ${set} ${from}`,
@@ -974,7 +977,7 @@ const changeRow = (table: AuthenticatedTable, set: string, from = '') => [
   `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM changed`
 ]
 
-// Of an answer, what does not differ from one request to the next.
+// Removes the parts of a response that differ between equal requests.
 const plain = ({ status, text }: Answer) =>
   `${status} ${text.replace(/nonce="[^"]+"|name="form_token" value="[^"]+"|"timestamp":"[^"]+"/g, '')}`
 const recorded = async () => {
@@ -985,7 +988,10 @@ const recorded = async () => {
 }
 
 const missing = new Map<string, Map<string, string>>()
-/** Makes a manipulation and looks whether everything that needs the row answers as without it, or refuses the level. */
+/**
+ * Executes a manipulation. Checks that every request that needs the row gets the same response as without the row, or
+ * refuses the level.
+ */
 async function manipulate (
   table: AuthenticatedTable, name: string, statements: string[], { isFound = true, isNew = true } = {}
 ): Promise<string[]> {
@@ -999,7 +1005,8 @@ async function manipulate (
     if (!isRefused) wrong.push(`${table}: ${name}: ${ask}: ${answer.slice(0, 300)} instead of ${absent.slice(0, 100)}`)
   }
   const after = await recorded()
-  // A client belongs to no organization, so only the log has it, unless it is about the grant of a person.
+  // An OAuth client belongs to no organization, so only the log records its violation, except for a violation about a
+  // person's grant.
   const isRecorded = table === 'oauth_clients' ? after.lines > before.lines : after.events > before.events
   if (isFound && isNew && !isRecorded) wrong.push(`${table}: ${name}: nothing was recorded`)
   await takeBack()
@@ -1035,7 +1042,7 @@ t.test('everybody is who they are while nothing is touched, and nothing is recor
   t.match(await recorded(), { events: 0, lines: 0 })
   t.strictSame((await asks.late()).body.sort(), [o, foreign].sort(), 'what is late gets its number')
   await takeBack()
-  // What is answered without the row.
+  // The responses without the row.
   for (const table of NAMES) {
     if (table === 'late_events') await renewLate()
     const answers = new Map<string, string>()
@@ -1113,21 +1120,21 @@ t.test('nothing that has ended comes back when its mark is taken away', async (t
     const before = await recorded()
     const { status, text } = await ask()
     t.ok([400, 401, 422].includes(status), `${name}: ${status} ${text.slice(0, 200)}`)
-    // The same row in the same state is told of once.
+    // The service reports the same state of the same row only once.
     if (!told.has(statement)) t.ok((await recorded()).lines > before.lines, `${name} is told of`)
     told.add(statement)
     await takeBack()
   }
 })
 
-// Other values for a column of the subject's row, beside the value in another subject's row.
+// Other values for a column of the subject's row, in addition to the value from another subject's row.
 function valuesFor (column: { dataType: string, notNull: boolean, name: string }): string[] {
   const { dataType, name } = column
   if (dataType === 'array') return [`array_append(${name}, '*')`, "'{}'"]
   if (dataType === 'date') {
     return [`coalesce(${name}, now()) + interval '1 year'`, `coalesce(${name}, now()) + interval '1 millisecond'`]
   }
-  // An existing grant: with an unknown id the row would not be found.
+  // Only existing grants, because with an unknown id the service would not find the row.
   if (name === 'grant_id') return [String(mine.grant), String(theirs.grant)]
   if (dataType === 'number') return [`coalesce(${name}, 0) + 1`]
   if (dataType === 'boolean') return [`NOT ${name}`]
@@ -1244,7 +1251,7 @@ for (const table of NAMES) {
     let tried = 0
     for (const field of fields) {
       const isFound = !finds.includes(field)
-      // Sealed content is bound by its seal: that there is none is what this is about.
+      // Sealed content is authenticated by its own seal. The MAC covers only whether the content exists.
       const isSealed = presence.includes(field)
       const values = isSealed || refers.includes(field) ? [] : valuesFor(columns[field]!)
       if (!columns[field]!.notNull && subject[field] !== null) values.push('NULL')
@@ -1253,7 +1260,7 @@ for (const table of NAMES) {
       const before = tried
       for (const value of LONG ? values : [...values.slice(before % 3), ...values.slice(0, before % 3)]) {
         const [result] = await test.sql(`SELECT ${value} AS value FROM kept.${table} WHERE ${row}`)
-        // Without LONG, one value of each column, of a kind by turns.
+        // Without LONG, one value for each column; the kinds of values alternate.
         if (seen.has(JSON.stringify(result!.value)) || (!LONG && tried > before)) continue
         seen.add(JSON.stringify(result!.value))
         tried++
@@ -1262,7 +1269,7 @@ for (const table of NAMES) {
         ))
       }
     }
-    // All columns of another subject with its MAC, except the columns that the row is found by.
+    // All columns of another subject with its MAC, except the columns that the service uses to find the row.
     const copied = [...fields.filter((field) => !finds.includes(field)), 'mac']
     for (const set of copied.length > 1 ? [copied, ['mac']] : [copied]) {
       wrong.push(...await manipulate(
@@ -1405,8 +1412,7 @@ t.test('a level that was moved, renamed, emptied or rolled back is refused befor
     t.equal((await recorded()).events, before.events + 1, `${name} is recorded`)
     await takeBack()
   }
-  // A row that was put back whole, with its MAC, under a newer version: it verifies, and is older than what is
-  // recorded.
+  // Restores an old row with its valid MAC while a newer version exists. The row is older than the recorded state.
   await nimbus.call('POST', `/${o}/secrets/store`, { ...at, plaintext: 'FROM=now' })
   await takeBack(['secrets'])
   t.equal(

@@ -22,18 +22,18 @@ import { OPERATIONS, publishedPaths, requestOf, settle } from '../helpers/operat
 import { CALLBACK, giveSecondFactor, issuePair, makePerson, makeTeam, pkce } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
 
-// Rows that were changed by SQL: the responses show none of their authenticated columns.
+// SQL changes rows. The responses must not show the changed values of authenticated columns.
 
 t.setTimeout(120_000)
 
-// A database of its own: forges rows, and verifies all tables.
+// This file has its own database, because it forges rows, and verifies all tables.
 const service = await startIsolatedApp(t)
 const { db } = service.database
 const { caller, ids, sliceOf } = await settle(service, 'shown')
 const o = caller.organization
 
-// One row in each authenticated table, all of them about this organization, a member of it (`ids.member`), and an owner
-// who has everything that a person can have.
+// Creates one row in each authenticated table. All rows are about this organization, a member (`ids.member`), and an
+// owner who has everything that a person can have.
 const owner = await makePerson(service, { [o]: 'owner' })
 const { access } = await issuePair(service, owner, SCOPE_NAMES)
 const cookie = mintSecret()
@@ -73,7 +73,7 @@ const its = (token: string) => `token_hash = '\\x${hashToken(token).toString('he
 await service.write(`UPDATE api_tokens SET user_id = ${owner.id}, created_by_type = 'user', created_by_id = ${owner.id},
   created_by_name = 'Somebody' WHERE ${its(narrow.token)}`)
 ids.id = String((await service.sql(`SELECT id FROM api_tokens WHERE ${its(narrow.token)}`))[0]!.id)
-/** An event that waits for its number. */
+/** Creates an event that has no number yet. */
 async function makeLate () {
   const event = eventRow(operatorOf(o), { action: 'session.create', resource_type: 'user', resource_id: 'late' })
   await service.sql('DELETE FROM late_events')
@@ -82,7 +82,7 @@ async function makeLate () {
 }
 
 const inWorld = (slug: string) => `slug = '${slug}' AND organization_id = '${o}'`
-/** The rows that are changed; where a table is not here, any row of it. */
+/** Selects the rows to change. For other tables, any row is good. */
 const ROWS: Partial<Record<AuthenticatedTable, string[]>> = {
   users: [`id = ${ids.member}`, `id = ${owner.id}`],
   members: [`organization_id = '${o}' AND user_id = ${ids.member}`, `organization_id = '${o}' AND user_id = ${owner.id}`],
@@ -101,13 +101,13 @@ const LEVELS: AuthenticatedTable[] = ['projects', 'targets', 'environments', 'se
 
 interface Declared { table: PgTable, fields: readonly string[], presence: readonly string[] }
 
-/** A row as it is before it is changed. */
+/** The original row, before the change. */
 interface Kept { now: Record<string, unknown>, mac: Buffer }
 
 interface Asked { id: string, url: string, headers: Record<string, string> }
 
-// Every GET of the published document, with everything that a read can hand out, by an API token; those that are about
-// the caller by a person, too, with the pages of an account.
+// Every GET of the OpenAPI document, with all queries that reveal more, by an API token. Requests about the caller also
+// run as a person, together with the account pages.
 const bearer = (token: string) => ({ authorization: `Bearer ${token}` })
 const gets = Object.entries(OPERATIONS).filter(([, { at }]) => at.startsWith('GET '))
 const asked: Asked[] = gets.flatMap(([id, row]) => {
@@ -127,10 +127,10 @@ const AT_ONCE = 16
 const LOGS = ['listAuditEvents', 'exportAuditEvents']
 
 /**
- * What is answered, as text; a violation names the row that it is about by its id, as the row has it then.
+ * The responses as text. Leaves out the resource of violation events, because the changed row determines its id.
  *
- * @param isLevel whether to ask also for everything that a read of documents can hand out
- * @param only the requests to make; default: all
+ * @param isLevel whether to include all requests that reveal more of a document
+ * @param only the requests to send; default: all
  */
 async function answers (
   isLevel = true, only?: ReadonlySet<string>
@@ -157,13 +157,13 @@ const ULID = () => `7ZZZZZZZZZZZZZZZZZZZZZZ${String(changes).padStart(3, '0')}`
 interface Change {
   /** The new value, as SQL. */
   value: string
-  /** How a response would show it. */
+  /** The new value as a response would show it. */
   shown: string
-  /** Whether nothing but the change can show that. */
+  /** Whether the shown value can come only from the change. */
   isUnique: boolean
 }
 
-/** Other values for a column: what was never there where the type allows it, else another one of its words. */
+/** Other values for a column: a value that did not exist before, if the type allows it, or else another valid word. */
 function changesOf (column: PgColumn & { length?: number }, now: unknown): Change[] {
   const { name, dataType, enumValues, notNull, length } = column
   changes++
@@ -220,9 +220,9 @@ t.test('no response contains an authenticated column of a row whose MAC does not
       await service.sql('CREATE TABLE changed AS SELECT * FROM kept')
       const put = (from: string) =>
         [`DELETE FROM ${name} WHERE ${its}`, `INSERT INTO ${name} OVERRIDING SYSTEM VALUE SELECT * FROM ${from}`]
-      // Without LONG, only one row of each table, and only requests that have another answer without the row, each by
-      // one of its paths and for every second table. Documents are encrypted anew in each answer, so only rows of
-      // levels are looked for there.
+      // Without LONG, tests only one row of each table. For every second table, tests only requests whose response
+      // depends on the row, each by one of its paths. Each response encrypts documents anew, so the test checks
+      // encrypted documents only for rows of levels.
       let only: Set<string> | undefined
       if (!LONG) {
         await run([`DELETE FROM ${name} WHERE ${its}`])
@@ -234,11 +234,11 @@ t.test('no response contains an authenticated column of a row whose MAC does not
         only = new Set([...without].filter(([id, { text }]) => text !== before.get(id)!.text).map(([id]) => id))
       }
       for (const field of declared.fields) {
-        // What these hold is sealed: only whether they have a value is authenticated, which no response shows as such.
+        // These columns are sealed. The MAC covers only whether they have a value, and no response shows that.
         if (declared.presence.includes(field)) continue
         const now = row.now[field]
         if (typeof now === 'string' && whole.includes(now)) seen.add(`${name}.${field}`)
-        // Without LONG, one change of each column, and the log after the first one of a row.
+        // Without LONG, one change of each column, and the audit log only after the first change of a row.
         const all = changesOf(columns[field]!, now)
         for (const { value, shown, isUnique } of LONG ? all : all.slice(0, 1)) {
           tried++
@@ -246,7 +246,7 @@ t.test('no response contains an authenticated column of a row whose MAC does not
           await run([`UPDATE changed SET ${field} = ${value}`, ...put('changed')])
           if (name === 'late_events') await recordLate(db, o)
           for (const [id, { status, text }] of await answers(LEVELS.includes(name), only)) {
-            // Its page moves with each event.
+            // Each event changes the page of the log.
             if (LOGS.includes(id) && !isUnique) continue
             if (occurrences(text, shown) > occurrences(before.get(id)!.text, shown)) {
               wrong.push(`${name}.${field} = ${shown}: ${id}: ${status} ${text.slice(0, 300)}`)

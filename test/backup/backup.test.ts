@@ -52,23 +52,23 @@ const connectTo = ({ DATABASE_URL, DATA_DIR }: Env) => connect(DATABASE_URL === 
 
 const digestOf = ({ stdout, stderr }: Ended) => /digest ([0-9a-f]{64})\n/.exec(stdout)?.[1] ?? `${stdout}${stderr}`
 
-/** One line that matches, this exit status, and nothing on standard output. */
+/** Asserts one matching line on standard error, this exit status, and an empty standard output. */
 function refused (t: Test, { code, stdout, stderr }: Ended, line: RegExp, status = 1) {
   t.match(stderr, line)
   t.match(stderr, /^[^\n]+\n$/, 'one line')
   t.same([code, stdout], [status, ''])
 }
 
-/** A service in which each table that a backup has is written to, and how to make backups of it. */
+/** A service with rows in every table of a backup, and functions that make backups of it. */
 async function startFilled () {
-  // A database of its own: makes a backup of the whole database.
+  // This test has its own database, because it makes a backup of the whole database.
   const service = await startIsolatedApp(t)
   const { caller, ids, person: { access } } = await settle(service, 'kept')
   const { organization: o } = caller
   const person = await makePerson(service, { [o]: 'owner' })
   await giveSecondFactor(service, person)
   for (const [id, row] of Object.entries(OPERATIONS)) {
-    // What they take away would not be there to see.
+    // Skips deletions, so that the backup contains the deleted resources.
     if (!/^(delete|remove)/.test(id)) {
       await prepare(service, row, ids)
       await send(service, row, ids, row.access === 'public' ? undefined : row.byPerson ? access : caller.token)
@@ -101,7 +101,7 @@ const { service, caller } = await startFilled()
 const folder = scratchDirectory(t)
 let files = 0
 const nextFile = () => join(folder, `${++files}.backup`)
-/** A backup of the service; its file. */
+/** Makes a backup of the service. Returns the file. */
 const backUp = async (...more: string[]) => {
   const file = nextFile()
   const ended = await command(['backup', file, ...more], service.env)
@@ -110,7 +110,7 @@ const backUp = async (...more: string[]) => {
 }
 const { MASTER_KEY = '' } = service.env
 const withKey = (place: Env): Env => ({ ...place, MASTER_KEY })
-/** A command on what may be nothing but a file. */
+/** Runs a drill. The command has only the backup file and the master key. */
 const drill = (file: string, ...more: string[]) => command(['drill', file, ...more], { MASTER_KEY })
 
 t.test('a backup restores with the same rows, on either database, and the service goes on from there', async (t) => {
@@ -132,7 +132,7 @@ t.test('a backup restores with the same rows, on either database, and the servic
   await goesOn(t, onServer)
 })
 
-/** The service on a restored database reads what there was and writes behind it, with an audit that holds. */
+/** Checks that the service on a restored database can read and write, and that its audit log is valid. */
 async function goesOn (t: Test, env: Env) {
   const { database, keyring } = await open(loadConfig(env), { creates: true })
   const config = loadConfig({ RATE_LIMIT_API: '0', LOG_LEVEL: 'silent' })
@@ -173,7 +173,7 @@ t.test('each table comes along or is left out for a reason, and none that does n
   t.strictSame(
     [...counts.map(({ table }) => table), ...Object.keys(LEFT_OUT)].sort(), tables.map(({ name }) => name).sort()
   )
-  // Tables that have rows only while another transaction holds a lock, or a background job has work.
+  // These tables have rows only while another transaction holds a lock or a background job has work.
   const mayBeEmpty = ['late_events', 'organization_removals', 'token_removals']
   t.strictSame(counts.filter(({ table, rows }) => rows === 0 && !mayBeEmpty.includes(table)), [])
 })
@@ -197,7 +197,7 @@ t.test('a restore needs an empty database, and changes no other', async (t) => {
       })
       await t.rejects(restored, { message: new RegExp(`^The database is not empty \\(found ${what}\\): `) }, made)
     }
-    // What makes room for the schema of a backup takes nothing else away.
+    // `dropTables` must not remove objects of other applications.
     await database.db.execute(sql`CREATE FUNCTION drizzle.of_another () RETURNS int LANGUAGE sql AS 'SELECT 1'`)
     await database.maintain(async (db) => {
       await dropTables(db)
@@ -210,7 +210,7 @@ t.test('a restore needs an empty database, and changes no other', async (t) => {
   t.same(await query(place, 'SELECT drizzle.of_another() AS there'), [{ there: 1 }])
 })
 
-/** What other applications have, and how it is made. */
+/** Objects of other applications, with the statements that create them. */
 const OF_OTHERS = [
   ['public.of_another', 'CREATE TABLE of_another (id int)'],
   ['public.of_another', 'CREATE VIEW of_another AS SELECT 1 AS one'],
@@ -219,7 +219,7 @@ const OF_OTHERS = [
   ['another.precious', 'CREATE SCHEMA another CREATE TABLE precious (id int)'],
   ['drizzle.precious', 'CREATE TABLE drizzle.precious (id int)'],
   ['drizzle.__drizzle_migrations', "INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES ('theirs', 1)"],
-  // Without the ledger of migrations, an empty table of the same name cannot be recognized as the service's.
+  // Without the ledger of migrations, the service cannot recognize an empty table with the name of its own table.
   ['public.\\w+', 'DELETE FROM drizzle.__drizzle_migrations']
 ] as const
 
@@ -266,7 +266,7 @@ t.test('what no organization is in is not backed up, nothing is made to look, an
   t.match(stdout, /^Restored 0 organizations[^]*\nThe drill found 1 fault\.\n$/)
 })
 
-/** A backup of the schema alone, and what it says of itself. */
+/** A backup of the schema without rows, with changes of its header. */
 async function ofNothing (said: Partial<Header> = {}, counts: Count[] = []) {
   const { next, wrapped } = beginChain(service.keyring, 'one')
   const migrations = await listMigrations(service.database.db)
@@ -277,7 +277,7 @@ async function ofNothing (said: Partial<Header> = {}, counts: Count[] = []) {
 
 async function * none () {}
 
-/** Runs SQL in a database that no service is on. */
+/** Runs SQL in a database without a running service. */
 async function query (place: Env, text: string): Promise<Record<string, unknown>[]> {
   const database = await connectTo(place)
   try {
@@ -287,7 +287,7 @@ async function query (place: Env, text: string): Promise<Record<string, unknown>
   }
 }
 
-/** Where the frames of a backup begin, and where it ends. */
+/** The offsets of the frames of a backup, and its end. */
 function framesOf (bytes: Buffer): number[] {
   const places = ['strongroom backup 1\n'.length]
   while (places.at(-1)! < bytes.length) places.push(places.at(-1)! + 5 + bytes.readUInt32BE(places.at(-1)! + 1) + 32)
@@ -365,7 +365,7 @@ t.test('a bit of any byte that is another one is found, encrypted or not', async
   const plain = await buffer(encodeBackup(next, header, rows(), counts))
   const encrypt = await encryptTo([await identityToRecipient(mine)])
   const encrypted = await buffer(Readable.from(await encrypt(streamOf(plain))))
-  // What is said of a flip of each byte, or of each seventh, that is another thing than a damage.
+  // Flips each byte, or each seventh byte. Returns all messages that are not about damage.
   const lookAt = async (bytes: Buffer, more = {}) => {
     const lines = new Set<string>()
     const read = async (content: Buffer) => {
@@ -381,7 +381,7 @@ t.test('a bit of any byte that is another one is found, encrypted or not', async
     return [...lines]
   }
   t.strictSame(await lookAt(plain), [])
-  // No frame names the recipients: the file may be for another recipient, or for none any more.
+  // No frame is bound to the recipients, so after a flip there the file can look like one for another recipient.
   t.strictSame(await lookAt(encrypted, { identity }),
     ['It cannot be decrypted with --identity: no identity matches; wrong identity or damaged file'])
 })
@@ -516,7 +516,7 @@ t.test('the file is there whole or not at all, in no place of another one', asyn
 
 t.test('of several at once that make one file, the first has it whole, and the others none', async (t) => {
   const own = scratchDirectory(t)
-  // What a process of this id, in another container, is at.
+  // A file of a process with the same id in another container.
   const theirs = join(own, 'theirs')
   writeFileSync(theirs, 'of another process')
   symlinkSync(theirs, join(own, `one.${process.pid}`))
@@ -559,7 +559,7 @@ t.test('a backup is one moment, while the service writes on', async (t) => {
   traffic.isOver = true
   await writing
   t.strictSame(copies(), [], 'a copy of the files of an embedded database is gone')
-  // The drill opens every version, looks at each row and at the audit.
+  // The drill opens every version, and checks each row and the audit log.
   const { code, stdout, stderr } = await drill(made.at(-1)!)
   t.same([code, stderr], [0, ''], 'each version opens, and the chain ends where its counter says')
   t.match(stdout, /^Restored \d+ organizations/)
@@ -664,12 +664,12 @@ t.test('a signal ends a command without leaving its scratch, and what a killed o
   }
   const left = () => readdirSync(dir).filter((name) => !['postgres', 'copy-of-mine'].includes(name))
 
-  // A process that has an embedded database open, and whose copies never end.
+  // A process that has an embedded database open, and whose copies never finish.
   const place = join(dir, 'postgres')
   mkdirSync(join(place, 'cluster'), { recursive: true, mode: 0o700 })
   writeFileSync(join(place, 'cluster', 'PG_VERSION'), '17\n')
   const unlock = await lockDirectory(place)
-  // A copy that an operator made, with the lock of a process that has ended.
+  // A copy that an operator made, with the lock file of an ended process.
   const mine = join(dir, 'copy-of-mine', 'cluster')
   mkdirSync(mine, { recursive: true })
   writeFileSync(join(mine, '..', 'lock.1'), '')
@@ -688,7 +688,7 @@ t.test('a signal ends a command without leaving its scratch, and what a killed o
   t.strictSame(left(), [killed.to])
   const stopped = await backUpInto('two')
   t.strictSame(left(), [stopped.to], 'the copy of a process that is gone has gone, too')
-  // It waits for its turn.
+  // This backup waits in the queue.
   const waiting = start(CLI, 'backup', join(dir, 'three'))
   while (left().length === 1) await pause(20)
   t.ok(left().includes(stopped.to), 'and that of one that lives is there')
@@ -734,7 +734,7 @@ t.test('signals are handled before a temporary path exists, and until it is remo
 t.test('a signal removes a temporary directory that a thread still fills', async (t) => {
   const dir = scratchDirectory(t)
   const module = new URL('../../src/commands/common/scratch.js', import.meta.url).href
-  // Each file is in the way of the removal of the directory.
+  // New files keep the removal of the directory from succeeding.
   const thread = `
     const { writeFileSync } = require('node:fs')
     for (let i = 0; ; i++) {

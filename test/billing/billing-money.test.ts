@@ -11,7 +11,7 @@ import { startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { background, bill, charge, eventsOf, invoicesOf, processor, rowsOf, subscribe } from '../helpers/billing.ts'
 import { random } from '../helpers/traffic.ts'
 
-// A database of its own: the billing worker works on all organizations of a database.
+// This file has its own database, because the billing worker works on all organizations of a database.
 const service = await startIsolatedApp(t)
 await service.app.billing.stop()
 const rows = rowsOf(service)
@@ -19,12 +19,12 @@ const change = (caller: Caller, body: object) => bill(caller, 'PATCH', 'subscrip
 const refund = (caller: Caller, id: string, body: object = {}) => bill(caller, 'POST', `charges/${id}/refund`, body)
 const creditOf = async (caller: Caller) =>
   Object.fromEntries((await rows('credits', caller)).map(({ currency, amount }) => [currency, Number(amount)]))
-/** Lets so many days of a period of 30 be over. */
+/** Moves a subscription into its period of 30 days, so that this number of days has passed. */
 const spend = (caller: Caller, days: number) => service.sql(`UPDATE subscriptions SET
   period_start = now() - interval '${days} days', period_end = now() + interval '${30 - days} days'
   WHERE organization_id = '${caller.organization}'`)
 const latest = async (caller: Caller) => (await invoicesOf(caller))[0]!
-/** Says what the provider says, as the background does. */
+/** Reports an outcome of the provider like the background worker. */
 const report = async (of: 'charge' | 'refund', caller: Caller, id: string, outcome: Outcome) => {
   const row = (await rows(`${of}s`, caller)).find((row) => row.id === id)!
   return transaction(service.database.db, async (db) => of === 'charge'
@@ -32,7 +32,7 @@ const report = async (of: 'charge' | 'refund', caller: Caller, id: string, outco
     : reportRefund(db, row as unknown as Refund, outcome))
 }
 
-/** What the rows of the ledger say of an organization, by currency; fails where they do not add up. */
+/** The sums of an organization's ledger by currency. Fails if the rows are inconsistent. */
 async function audit (t: Test, caller: Caller, step: string) {
   const [invoices, charges, refunds, credit] = await Promise.all([
     rows('invoices', caller), rows('charges', caller), rows('refunds', caller), creditOf(caller)
@@ -159,7 +159,7 @@ t.test('the money adds up after each of 240 steps in whatever order', { timeout:
     }
   }
   const names = Object.keys(steps) as (keyof typeof steps)[]
-  // What brings money in is as likely as all the rest that takes it out.
+  // Steps that bring in money are as likely as all other steps together.
   const bag = [...names, 'pay', 'pay', 'pay', 'change', 'change', 'days', 'days'] as (keyof typeof steps)[]
   const seen = new Set<string>()
   for (let n = 1; n <= 240; n++) {
@@ -261,7 +261,7 @@ t.test('what the provider says after a note is kept, recorded, and counts where 
   })
 })
 
-/** Another instance of the service, which has a provider. */
+/** Starts another instance of the service, with a payment provider. */
 async function instance (t: Test, provider: Provider, patienceOfProvider = 100) {
   const { database, keyring, config } = service
   const logs: string[] = []
@@ -272,7 +272,7 @@ async function instance (t: Test, provider: Provider, patienceOfProvider = 100) 
   return { app, logs }
 }
 
-/** Asks an instance for a charge. */
+/** Requests a charge from an instance. */
 async function ask (
   app: Awaited<ReturnType<typeof instance>>['app'], caller: Caller, amount: number, headers: Record<string, string> = {}
 ) {
@@ -344,7 +344,7 @@ t.test('refunds that may have moved twice are listed until an operator has revie
     return states
   }
   const made = async () => (await refund(caller, id, { amount: 10 })).body.data.id as string
-  // As the background does before it asks.
+  // Marks a refund like the background worker before its request to the provider.
   const asked = async () => {
     const its = await made()
     await service.sql(`UPDATE refunds SET provider = 'processor', asked_at = now()
@@ -539,7 +539,7 @@ t.test('a charge with an Idempotency-Key is sent to the provider after its commi
   const { app } = await instance(t, provider)
   const caller = await service.organization()
   const { id } = await ask(app, caller, 100, { 'idempotency-key': 'charge-1' })
-  // Does not wake the worker, which would otherwise run every 30 s.
+  // Does not wake the worker of the instance; it runs every 30 s.
   await background({ billing: { wake () {} } }, () => asked.includes(id))
 })
 

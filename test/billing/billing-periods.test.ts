@@ -13,12 +13,12 @@ import { QUICK } from '../helpers/costs.ts'
 import { beside } from '../helpers/statements.ts'
 import { openWay } from '../helpers/way.ts'
 
-// A database of its own: the billing worker works on all organizations of a database.
+// This file has its own database, because the billing worker works on all organizations of a database.
 const service = await startIsolatedApp(t)
 await service.app.billing.stop()
 const rows = rowsOf(service)
 const planOf = async (caller: Caller) => (await caller.call('GET', '/organization')).body.data.attributes.plan_name
-/** Lets a subscription have begun so many months ago: as many periods are over, none of which was closed. */
+/** Moves the start of a subscription into the past. Each of these months is a period that the worker has not closed. */
 const begunBefore = (months: number, ...callers: Caller[]) => service.sql(`UPDATE subscriptions SET
   anchor = now() - interval '${months} months', period_start = now() - interval '${months} months',
   period_end = now() - interval '${months} months' + interval '1 month'
@@ -76,7 +76,7 @@ t.test('a period that began while the coupon was good has it, however late it is
   t.equal((await bill(caller, 'POST', 'coupons', { code: 'QUARTER' })).status, 201)
   await subscribe(caller)
   await begunBefore(4, caller)
-  // Of the periods that began three, two and one month ago, and today, it was good for the first two.
+  // The periods began three, two and one month ago, and today. The coupon was valid for the first two.
   await service.sql("UPDATE coupons SET valid_until = now() - interval '40 days' WHERE code = 'QUARTER'")
   const app = await instance(t)
   await background(app, async () => (await invoicesOf(caller)).length === 5)
@@ -123,7 +123,7 @@ t.test('what is over is closed before it is changed, also when the background wa
   t.strictSame(await eventsOf(service, changed!), ['subscription.create', 'subscription.renew', 'subscription.update'])
 })
 
-/** Calls `cut` at the first statement that it is about, before, during or after it. Answers whether it did. */
+/** Calls `cut` before, during or after the first statement that matches. Returns whether it did. */
 function cutAt (when: 'before' | 'during' | 'after', what: RegExp, cut: () => void): () => boolean {
   let isCut = false
   const look = (message: unknown) => {
@@ -131,7 +131,7 @@ function cutAt (when: 'before' | 'during' | 'after', what: RegExp, cut: () => vo
     if (phase !== (when === 'after' ? 'after' : 'before') || !what.test(text)) return
     unsubscribe('strongroom:statement', look)
     isCut = true
-    // By then the statement is sent, and its outcome is unknown.
+    // The statement is already sent, but its result is unknown.
     if (when === 'during') setImmediate(cut)
     else cut()
   }
@@ -193,7 +193,7 @@ t.test('a crash anywhere between charge, invoice, order and outcome asks for the
     await broken.close()
     await way.close()
     let status = await ask(whole, name)
-    // The server may not have heard yet that the first one has gone.
+    // The server may not know yet that the first client has disconnected.
     for (let more = 0; status === 409 && more < 40; more++) {
       await new Promise((resolve) => { setTimeout(resolve, 25) })
       status = await ask(whole, name)

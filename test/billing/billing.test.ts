@@ -10,12 +10,12 @@ import { makeLevel, startIsolatedApp, type Answer, type Caller, type TestApp } f
 import { background, bill, charge, eventsOf, invoicesOf, path, processor, rowsOf, subscribe } from '../helpers/billing.ts'
 import { command, emptyPlace } from '../helpers/process.ts'
 
-// A database of its own: the billing worker works on all organizations of a database.
+// This file has its own database, because the billing worker works on all organizations of a database.
 const service = await startIsolatedApp(t)
 const rows = rowsOf(service)
 const planOf = async (caller: Caller) => (await caller.call('GET', '/organization')).body.data.attributes.plan_name
 
-/** Sends bad bodies, each of which is refused as it should be and changes nothing. */
+/** Sends invalid bodies. The service must refuse each of them with the right error and change nothing. */
 async function refusesAll (
   t: Test, caller: Caller, send: (body: object) => Promise<Answer>,
   bad: [body: object, error: string, member?: string][]
@@ -35,7 +35,7 @@ async function refusesAll (
   t.strictSame(await state(), before, 'nothing was changed')
 }
 
-// As the registry of ISO 13616 has them.
+// The examples in the registry of ISO 13616.
 const IBANS = [
   'AT61 1904 3002 3457 3201', 'BE68 5390 0754 7034', 'CH93 0076 2011 6238 5295 7', 'DE89 3704 0044 0532 0130 00',
   'DK50 0040 0440 1162 43', 'ES91 2100 0418 4502 0005 1332', 'FR14 2004 1010 0505 0001 3M02 606',
@@ -140,7 +140,7 @@ t.test('a subscription gives its plan at once, is invoiced, and is the same on b
   }
 })
 
-/** The file of an invoice, as it comes. */
+/** Downloads the file of an invoice. */
 const download = async ({ app }: TestApp, caller: Caller, id: string) => app.inject({
   method: 'GET',
   url: `/api/v1${path(caller, `billing/invoices/${id}/download`)}`,
@@ -299,7 +299,7 @@ t.test('downloads of invoices have a limit, and those of one organization take n
   for (let n = 0; n < 4; n++) answers.push((await download(limited, greedy, many!)).statusCode)
   t.strictSame(answers, [200, 200, 200, 429])
   t.equal((await download(limited, modest, one!)).statusCode, 200)
-  // At once, too: nothing of the many is refused for any other reason.
+  // Concurrent requests get the same result: the service refuses the excess requests only because of the limit.
   const [others, other] = await Promise.all([service.organization(), service.organization()])
   for (const caller of [others, other]) await charge(caller, 100)
   const [theirs, its] = await Promise.all([others, other].map(async (caller) => (await invoicesOf(caller))[0]!.id))
@@ -356,7 +356,8 @@ t.test('without a named seller nothing with a price is invoiced, and nothing is 
   const over = `UPDATE subscriptions SET anchor = now() - interval '1 month',
     period_start = now() - interval '1 month', period_end = now() WHERE organization_id = `
   await own.sql(`${over}'${caller.organization}'`)
-  // Whose period is closed after it shows that the background has been there, and goes on.
+  // The period of this organization ends later. When it is closed, the background worker has passed the organization
+  // before.
   const other = await own.organization()
   await bill(other, 'POST', 'coupons', { code: 'GIFT' })
   await subscribe(other)
@@ -721,7 +722,7 @@ t.test('an order is sent after the commit until it is answered: a crash between 
     return response.json().data
   }
   const status = async () => (await rows('charges', caller)).map((row) => row.status)
-  // The worker of the other service, which has another provider, is not to take it.
+  // Stops this worker, so that only the worker of the other service with its other provider takes the charge.
   await service.app.billing.stop()
   state.mode = 'down'
   const { id, attributes } = await ask(
@@ -896,7 +897,7 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
   t.match((await invoicesOf(caller)).map(({ attributes: { status, refunded } }) => [status, refunded]), [
     ['void', 0], ['paid', 250]
   ])
-  // More than any page of it.
+  // More refunds than a page contains.
   await service.sql(`INSERT INTO refunds (organization_id, id, charge_id, provider, amount)
     SELECT '${caller.organization}', 'R' || lpad(n::text, 25, '0'), '${id}', 'manual', 1 FROM generate_series(1, 1001) n`)
   t.equal(new Set(await waitingFor(caller)).size, 1001, 'each refund that waits is listed')

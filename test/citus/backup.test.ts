@@ -14,7 +14,7 @@ const ORGANIZATIONS = 4
 const { nodes } = await useOwnCitus(t)
 
 t.test('a backup under load is consistent for each organization; PostgreSQL and Citus can restore it', async (t) => {
-  // A database of its own: makes a backup of the whole cluster.
+  // This test has its own database, because it makes a backup of the whole cluster.
   const service = await startIsolatedApp(t)
   const callers = await Promise.all(Array.from({ length: ORGANIZATIONS }, () => service.organization()))
   const levels = await Promise.all(callers.map((caller) => makeLevel(caller)))
@@ -24,7 +24,7 @@ t.test('a backup under load is consistent for each organization; PostgreSQL and 
     for (let n = 0; !over.signal.aborted; n++) {
       const { status, text } = await caller.call('POST', `/${o}/secrets/store`, { ...levels[i], plaintext: `A=${n}` })
       if (status !== 200) t.fail(`${status} ${text}`)
-      // A new account, to which rows of the organization refer at once.
+      // A new account. Rows of the organization refer to it at once.
       const person = await makePerson(service, { [o]: 'developer' })
       await makeTeam(service, o, [person], { [levels[i]!.project]: 'developer' })
     }

@@ -10,7 +10,7 @@ t.setTimeout(240_000)
 await useOwnCitus(t)
 
 t.test('a cleanup of grants deletes the same rows on each node, also if one is locked on its node', async (t) => {
-  // A database of its own: reads the copies of tables on all nodes.
+  // This test has its own database, because it reads the copies of tables on all nodes.
   const service = await startIsolatedApp(t)
   const { organization } = await service.organization()
   const rosa = await makePerson(service, { [organization]: 'owner' })
@@ -18,7 +18,7 @@ t.test('a cleanup of grants deletes the same rows on each node, also if one is l
   await service.sql('DELETE FROM oauth_tokens')
   await service.sql("UPDATE oauth_grants SET revoked_at = now() - interval '2 days'")
   const { next } = await service.database.longTransactions.transaction(async (db) => {
-    // Like the check of a caller: locks the row in the copy on the node of the organization.
+    // Locks the row like the check of a caller, in the copy on the organization's node.
     const rows = await db.execute(sql`SELECT g.id FROM organization_counters AS own CROSS JOIN LATERAL (
         SELECT id FROM oauth_grants WHERE id = ${String(locked!.grant)}::bigint AND own.organization_id <> '' LIMIT 1
         FOR SHARE

@@ -32,7 +32,7 @@ function clientOf (t: Test, url: string) {
 }
 
 t.test('a later migration adds a table, a column and an index to a placed database, while the service runs', async (t) => {
-  // A database of its own: changes the schema.
+  // This test has its own database, because it changes the schema.
   const service = await startIsolatedApp(t)
   const caller = await service.organization()
   const level = await makeLevel(caller)

@@ -15,7 +15,7 @@ const CLIENTS = 4
 /** Maximum pause of a client between two requests in milliseconds. */
 const REST = 40
 
-/** Tries a step again up to three times if it waited too long for a lock. */
+/** Repeats a step up to three times if it waited too long for a lock. */
 async function insist<T> (work: () => Promise<T>, clean: () => Promise<void>): Promise<T> {
   for (let attempt = 1; ; attempt++) {
     try {
@@ -31,7 +31,7 @@ const { nodes } = await useOwnCitus(t)
 const workers = nodes.slice(1).map(({ url }) => new URL(url))
 
 t.test('an organization moves to another worker, and shards are rebalanced, under load: nothing is lost', async (t) => {
-  // A database of its own: moves all organizations between nodes.
+  // This test has its own database, because it moves all organizations between nodes.
   const service = await startIsolatedApp(t)
   const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const url = service.env.DATABASE_URL!
@@ -59,8 +59,8 @@ t.test('an organization moves to another worker, and shards are rebalanced, unde
     })
   }))
   await pause(500)
-  // Former shards, and shards of a move that failed, are dropped when no transaction uses them any more; the next move
-  // needs that.
+  // Citus drops former shards and the shards of a failed move when no transaction uses them any more. The next move can
+  // start only after that.
   const clean = async () => {
     for (;;) {
       await admin`CALL citus_cleanup_orphaned_resources()`
@@ -71,7 +71,7 @@ t.test('an organization moves to another worker, and shards are rebalanced, unde
   }
   const step = async <T>(name: string, work: () => Promise<T>) => {
     const began = performance.now()
-    // Like the operator, tries a move again that waited too long for a lock.
+    // Repeats a move that waited too long for a lock, like the operator.
     const result = await insist(work, clean).catch((error: unknown) => {
       over.abort()
       throw error
@@ -80,7 +80,7 @@ t.test('an organization moves to another worker, and shards are rebalanced, unde
     return result
   }
 
-  // The organization gets a shard of its own, which then moves to the other worker and back.
+  // Isolates the organization in a separate shard, and then moves this shard to the other worker and back.
   const { organization } = tenants[0]!.caller
   const [isolated] = await step('isolate', () => admin`
     SELECT isolate_tenant_to_new_shard('organization_counters', ${organization}::char(26), 'CASCADE', 'block_writes') AS shard`)
@@ -97,7 +97,7 @@ t.test('an organization moves to another worker, and shards are rebalanced, unde
     t.equal(await portOf(), to, 'the organization moved')
     await step('clean', clean)
   }
-  // Moves all shards away from a worker, and back.
+  // Moves all shards from one worker to the other, and back.
   const [first] = workers
   await step('drain', () => admin`SELECT citus_drain_node('127.0.0.1', ${first!.port}, 'block_writes')`)
   await step('clean', clean)

@@ -18,7 +18,7 @@ const BOUND_MS = 5_000
 const { nodes } = await useOwnCitus(t)
 const workers = nodes.slice(1)
 
-/** The index of the worker that has the rows of an organization. */
+/** The index of the worker that stores the rows of an organization. */
 async function workerOf (service: TestApp, organization: string): Promise<number> {
   const [row] = await service.sql(`SELECT nodeport FROM pg_dist_placement JOIN pg_dist_node USING (groupid)
     WHERE shardid = get_shard_id_for_distribution_column('organization_counters', '${organization}')`)
@@ -31,10 +31,10 @@ async function makeStored (service: TestApp): Promise<{ caller: Caller, path: st
   return { caller, path: `/${caller.organization}/${project}/backend/live/secrets` }
 }
 
-/** The URL of the first worker, for the database of a URL. */
+/** The URL of the same database on the first worker. */
 const throughWorker = async (url: string) => urlOf(workers[0]!.url, new URL(url).pathname.slice(1))
 
-/** An organization on each worker: `there` on the worker that the tests stop. */
+/** Creates an organization on each worker. `there` is on the worker that the tests stop. */
 async function makeOnEachWorker (service: TestApp) {
   const found = new Map<number, Awaited<ReturnType<typeof makeStored>>>()
   while (found.size < workers.length) {
@@ -45,7 +45,7 @@ async function makeOnEachWorker (service: TestApp) {
 }
 
 t.test('every operation works through a worker', async (t) => {
-  // A database of its own: changes the nodes of the cluster.
+  // This test has its own database, because it changes the nodes of the cluster.
   const service = await startIsolatedApp(t, {}, undefined, throughWorker)
   const { caller, ids, person } = await settle(service, 'worker')
   for (const [id, row] of Object.entries(OPERATIONS)) {
@@ -59,15 +59,15 @@ t.test('every operation works through a worker', async (t) => {
 interface Fault {
   begin (worker: TestPostgres): Promise<void> | void
   end (worker: TestPostgres): Promise<void> | void
-  /** The least part of the requests for the other worker that succeed; the others get 503. */
+  /** The minimum share of successful requests for the other worker; the other requests get 503. */
   least: number
 }
 
 const FAULTS: Record<string, Fault> = {
   'is down': { begin: (worker) => worker.stop('immediate'), end: (worker) => worker.start(), least: 1 },
-  // A frozen worker accepts connections and acknowledges packets, so no timeout of TCP ends a wait for it. A statement
-  // for it occupies its connection until the deadline, and reads of other organizations are behind it on that
-  // connection: some of them get 503.
+  // A frozen worker accepts connections and acknowledges packets, so no TCP timeout ends the wait. A statement for this
+  // worker occupies its connection until the deadline. Reads of other organizations wait behind it on the same
+  // connection, so some of them get 503.
   'is frozen': { begin: (worker) => worker.freeze(), end: (worker) => worker.thaw(), least: 0.5 }
 }
 
@@ -102,7 +102,8 @@ for (const [fault, { begin, end, least }] of Object.entries(FAULTS)) {
 
     await begin(workers[1]!)
     try {
-      // Clients of both workers at once. Each client of the other worker sends many requests meanwhile.
+      // Clients of both workers send requests at the same time. Meanwhile, each client of the other worker sends many
+      // requests.
       const isOver = { yes: false }
       const others = new Map<number, number>()
       const working = Promise.all([write(here), read(here)].map(async (work) => {

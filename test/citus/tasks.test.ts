@@ -9,7 +9,8 @@ import { SEVERAL_NODES } from '../helpers/several-nodes.ts'
 
 t.setTimeout(300_000)
 
-// How background jobs look for work in all organizations, and Citus for unfinished two-phase commits.
+// Statements with which background jobs look for work in all organizations, and with which Citus looks for unfinished
+// two-phase commits.
 const SEARCH = new RegExp([
   'FROM public\\.(organization_removals|token_removals|late_events|idempotency_keys|invitation_mails|re_encryptions)_',
   'invitations WHERE \\(\\(expires_at', 'api_tokens_\\d+ t\\b', 'removed_at IS NOT NULL',
@@ -21,15 +22,15 @@ const { nodes: [coordinator] } = await useOwnCitus(t, {
   'citus.log_remote_commands': 'on',
   log_min_messages: 'notice',
   log_line_prefix: '%p ',
-  // A job of Citus that sends commands.
+  // Disables a background job of Citus that sends commands.
   'citus.distributed_deadlock_detection_factor': '-1'
 })
-// A database of its own: the background workers work on all organizations.
+// This file has its own database, because the background workers work on all organizations.
 const service = await startIsolatedApp(t)
 
 interface Command { text: string, node: string }
 
-/** The commands that the coordinator sent to the nodes, divided into statements and transactions. */
+/** Splits the commands from the coordinator to the nodes into statements and transactions. */
 function unitsOf (log: string): Command[][] {
   const sessions = new Map<string, Command[][]>()
   const pattern = /^(\d+) NOTICE: {2}issuing ([\s\S]*?)\n\d+ DETAIL: {2}on server \S+@(\S+)/gm
@@ -38,7 +39,7 @@ function unitsOf (log: string): Command[][] {
     const units = sessions.get(session!) ?? []
     const last = units.at(-1)
     const command = { text: text!, node: node! }
-    // The first commands of a session have no BEGIN if they began before the log.
+    // If a session began before the log, its first commands have no BEGIN.
     const isInTransaction = last !== undefined && last[0]!.text.startsWith('BEGIN')
     if (isInTransaction && (isEnd(command) || !isEnd(last.at(-1)!))) last.push(command)
     else if (last !== undefined && last[0]!.text === command.text) last.push(command)
@@ -48,8 +49,8 @@ function unitsOf (log: string): Command[][] {
   return [...sessions.values()].flat()
 }
 
-// Background jobs run between the commands of an operation. A job looks for work with a statement that names no
-// organization. The end of a transaction alone is of a job that began before the operation.
+// Background jobs send commands between those of an operation. A job looks for work with a statement that names no
+// organization. The end of a transaction without its beginning belongs to a job that began before the operation.
 function isOfJob (unit: Command[]): boolean {
   const isSearch = unit.every(({ text }) =>
     /^(BEGIN|COMMIT|ROLLBACK)/.test(text) || (SEARCH.test(text) && !text.includes(OF_ORGANIZATION)))
@@ -59,7 +60,7 @@ function isOfJob (unit: Command[]): boolean {
 t.test('each operation with an API token uses one worker and no two-phase commit, except for a list', async (t) => {
   const { caller, ids } = await settle(service, 'counted')
   const renamed: Row = { ...OPERATIONS.updateOrganization!, body: { slug: 'renamed' } }
-  // A deletion is the last operation.
+  // Deletes the organization in the last operation.
   const { deleteOrganization, ...others } = OPERATIONS
   const measured = { ...others, 'updateOrganization with a slug': renamed, deleteOrganization: deleteOrganization! }
   const found: string[] = []

@@ -27,10 +27,10 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 t.setTimeout(ON_CITUS ? 500_000 : 120_000)
 
 const instances = await startInstances(t)
-/** The two instances, with an organization of the test. */
+/** The two instances, and a new organization for the test. */
 const startTenant = async () => ({ ...instances, ...await instances.tenant() })
 
-/** Every reader's view is that of the model which the audit events describe. */
+/** Checks that every reader's view equals the model that the audit events describe. */
 async function agree (
   t: Test, { service, send, organization }: { service: TestApp, send: Send, organization: string }, levels: Level[],
   operations: Operation[]
@@ -133,7 +133,7 @@ t.test('S-6.10: a list of a history shows one moment while other clients write a
   }))
   for (const turn of times(LONG ? scale(25, 10) : 10, (turn) => turn)) {
     const { version } = (await store(send, level!, `VALUE=${turn}`)).reply!.body.data
-    // There is one beside the first, or none.
+    // The history contains the first version, and at most one other version.
     await store(send, level!, `VALUE=unrecorded-${turn}`, { no_backup: true })
     await send('DELETE', `/secrets/versions/${version}`)
   }
@@ -273,7 +273,8 @@ t.test('creating a project, target, environment or token waits for a first write
   ] as const) {
     let made: Promise<Reply> | undefined
     await service.database.db.transaction(async (db) => {
-      // As a write does: the counter first, and then what its rows refer to. Waiting here would be a circle.
+      // Locks the rows in the order of a write: first the counter, then the rows to which its rows refer. Waiting for
+      // the second lock would be a deadlock, so it uses NOWAIT.
       await db.execute(sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR NO KEY UPDATE`)
       const asks = nextStatement(/FROM organization_counters[^]*FOR NO KEY UPDATE/)
       made = send('POST', path, body)
@@ -363,7 +364,7 @@ t.test('while a project is locked, a refusal does not wait, and a token for anot
   })
 })
 
-/** Resolves when a statement like this is sent next. */
+/** Resolves when the service sends the next statement that matches the pattern. */
 async function nextStatement (pattern: RegExp) {
   return new Promise<void>((resolve) => {
     const look = (message: unknown) => {
@@ -379,7 +380,7 @@ async function nextStatement (pattern: RegExp) {
 t.test('tokens, members, grants and accounts that change at once from many clients never lock each other out', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
-  // Of its own, because it counts the deadlocks of the database.
+  // This test has its own database, because it counts the deadlocks of the database.
   const { send, service, addresses, organization } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const people = await Promise.all(times(4, async (i) => {
@@ -420,7 +421,7 @@ t.test('tokens, members, grants and accounts that change at once from many clien
       'POST', '/secrets/store', { ...level, plaintext: `A=${next()}` }
     )],
     [3, async (one) => {
-      // Removed by another owner, or by leaving.
+      // Another owner removes the person, or the person leaves.
       await as(pick(people).access)('DELETE', `${path}/members/${one.person.id}`)
       const invited = await send('POST', `${path}/members`, { email: one.person.email, role: 'owner' })
       if (invited.status !== 201) return invited
@@ -443,7 +444,7 @@ t.test('tokens, members, grants and accounts that change at once from many clien
       return { ...answer, headers: new Headers() }
     }],
     [1, async (one) => {
-      // As the page that changes a password does: everything of the account ends.
+      // Ends everything of the account, like the page that changes a password.
       await untilDone(() => switchUser(service.database, one.person.email, false))
       await renew(one)
       return undefined
@@ -457,7 +458,7 @@ t.test('tokens, members, grants and accounts that change at once from many clien
   const found = new Map<number, number>()
   const hasEffects = () => (found.get(200) ?? 0) > 10 && (found.get(201) ?? 0) > 10
   await Promise.all(times(20, async () => {
-    // How many acts find a member with a live token depends on their order.
+    // The number of operations that find a member with a live token depends on their order.
     for (let i = 0; i < (LONG ? 25 : 10) || (!hasEffects() && i < 250); i++) {
       const status = (await pick(weighted)(pick(people)))?.status ?? 0
       found.set(status, (found.get(status) ?? 0) + 1)
@@ -472,7 +473,7 @@ t.test('tokens, members, grants and accounts that change at once from many clien
     t.ok(deadlocks.length <= 3, JSON.stringify(deadlocks))
     return
   }
-  // A session tells what it counted when it ends.
+  // A session reports its statistics when it ends.
   const others = 'FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()'
   await service.database.background.transaction(async (db) => {
     await db.execute(sql.raw(`SELECT pg_terminate_backend(pid) ${others}`))
@@ -487,11 +488,11 @@ t.test('tokens, members, grants and accounts that change at once from many clien
 })
 
 t.test('two transactions that lock each other out are both done, one of them again', async (t) => {
-  // A database of its own: looks at the rows of all organizations.
+  // This test has its own database, because it looks at the rows of all organizations.
   const service = await startIsolatedApp(t)
   const [one, other] = [(await service.organization()).organization, (await service.organization()).organization]
   const tried: string[] = []
-  // The embedded database has one session: there they come one after the other.
+  // The embedded database has only one session, so the transactions run one after the other.
   const sessions = service.database.kind === 'embedded' ? 1 : 2
   let holding = 0
   let met = () => {}
@@ -501,14 +502,14 @@ t.test('two transactions that lock each other out are both done, one of them aga
     for (const id of [first, second]) {
       await db.execute(sql`UPDATE organization_counters SET next_event = next_event + 1 WHERE organization_id = ${id}`)
       if (id !== first) continue
-      // Each holds its first row before either asks for the other's.
+      // Each transaction locks its first row before either transaction requests the row of the other.
       if (++holding === sessions) met()
       await meeting
     }
   })
   await Promise.all([cross(one, other), cross(other, one)])
-  // PostgreSQL ends one of the two, which then begins again. It can lock its first row before the other wakes up, and
-  // so end once more.
+  // PostgreSQL aborts one of the two transactions, which then starts again. The repeated transaction can lock its first
+  // row before the other one continues, and be aborted again.
   if (sessions === 1) t.equal(tried.length, 2)
   else t.ok(tried.length > 2)
   t.same(
@@ -516,7 +517,7 @@ t.test('two transactions that lock each other out are both done, one of them aga
   )
 })
 
-// Pairs, of which one was first: the test holds what the first needs next, until both wait.
+// Pairs of changes with a fixed order. The test holds the next row of the first change until both changes wait.
 
 const ONE_SESSION = !ON_POSTGRES && 'one session: no request waits for another'
 
@@ -527,8 +528,8 @@ const lockWaits = async ({ sql: query }: TestApp) => (await query(`SELECT query 
   WHERE datname = current_database() AND wait_event_type = 'Lock'`)).map((row) => row.query as string)
 
 /**
- * Begins work, and returns it when it waits: for a lock, in the queue of the organization, or for a row that it tries
- * to lock again and again.
+ * Starts work, and returns when the work waits for a lock, in the queue of the organization, or for a row that it
+ * repeatedly tries to lock.
  */
 async function begin<T> ({ service, waiting }: Instances, work: () => Promise<T>): Promise<{ running: Promise<T> }> {
   const [locks, queued] = [(await lockWaits(service)).length, waiting()]
@@ -544,7 +545,7 @@ async function begin<T> ({ service, waiting }: Instances, work: () => Promise<T>
     const ended = () => { isOver = true }
     const running = work()
     running.then(ended, ended)
-    // Twice, because each change is in the queue for a moment.
+    // Checks twice, because each change is in the queue for a moment.
     for (let seen = 0; seen < 2; await pause(5)) {
       if (isOver) throw new Error('it did not wait')
       const isWaiting = (await lockWaits(service)).length > locks || waiting() > queued || isTriedAgain()
@@ -557,10 +558,10 @@ async function begin<T> ({ service, waiting }: Instances, work: () => Promise<T>
 }
 
 /**
- * Holds a row until both wait, the second behind the first or beside it, and answers what became of each.
+ * Holds a row until both changes wait, the second behind the first or in parallel. Returns both results.
  *
- * @param gate a row that only the second needs: also held until the first has ended, if the second does not wait behind
- *   the first, but tries again and again, and so could come before it
+ * @param gate a row that only the second change needs. Given if the second change retries instead of waiting behind the
+ *   first; it is then locked until the first has ended, so that the second cannot overtake the first
  */
 async function inTurn<A, B> (
   instances: Instances, row: SQL, first: () => Promise<A>, second: () => Promise<B>, gate?: SQL
@@ -578,7 +579,8 @@ async function inTurn<A, B> (
       for (; wanted === undefined; [wanted] = await lockWaits(service)) await pause(5)
       const { running: other } = await begin(instances, second)
       await gated?.execute(gate!)
-      // A change ends a long wait for a lock and begins again, so for a moment the second could be before the first.
+      // A change that waits long for a lock ends and starts again, so the second change could briefly be ahead of the
+      // first.
       for (let isFirst = false; !isFirst; await pause(5)) isFirst = (await lockWaits(service)).includes(wanted)
       return [one, other] as const
     })
@@ -602,9 +604,9 @@ const statusOf = (settled: PromiseSettledResult<Reply>) =>
   settled.status === 'fulfilled' ? settled.value.status : settled.reason
 const tokenOf = (organization: string, id: number | string) =>
   sql`SELECT FROM api_tokens WHERE organization_id = ${organization} AND id = ${String(id)}::bigint FOR UPDATE`
-/** What was recorded since, without what made it: the action, and what it says of tokens. */
+/** The recorded events since `after`: the action, and the details about tokens. */
 async function recordedIn ({ sql: query, database }: TestApp, organization: string, after: number) {
-  // As the background worker does: what a person did while a change had the counter gets its number later.
+  // Numbers late events like the background worker. A person's event becomes late if a change has locked the counter.
   const isLate = async () =>
     (await query(`SELECT FROM late_events WHERE organization_id = '${organization}'`)).length > 0
   while (await isLate()) await recordLate(database.background, organization)
@@ -742,7 +744,7 @@ t.test('a grant ends while its token is changed: one after the other, and nothin
       const change = () => send(method, `${keys}/${id}${path}`, body)
       const token = tokenOf(organization, id)
       const counter = sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR NO KEY UPDATE`
-      // On Citus, the lock of this statement is on one node, where the change does not look.
+      // On Citus, this statement takes its lock on one node, where the change does not look for locks.
       const first = ON_CITUS ? token : sql`SELECT FROM oauth_grants WHERE id = ${String(grant)}::bigint FOR UPDATE`
       const [one, other] = isFirst
         ? await inTurn(instances, token, change, end)
@@ -838,7 +840,7 @@ t.test('an owner leaves while the account of another owner is locked: nothing wa
     await makePerson(service, { [organization]: 'owner' }), await makePerson(service, { [organization]: 'owner' })
   ]
   const own = client(addresses, { token: (await issuePair(service, leaving, SCOPE_NAMES)).access, organization })
-  // As a transaction that closes the account: on Citus, an update locks the row on each node.
+  // Locks the account like a transaction that closes it. On Citus, an update locks the row on each node.
   const account = sql`UPDATE users SET updated_at = updated_at WHERE id = ${String(other.id)}::bigint`
   const left = await service.database.longTransactions.transaction(async (db) => {
     await db.execute(account)

@@ -35,16 +35,16 @@ import { beside } from '../helpers/statements.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 import { openWay, type Way } from '../helpers/way.ts'
 
-// Two proofs. Servers are killed while clients write: every acknowledged write is there after it, however long the
-// start takes (test/faults/kills does this by the hundred, at moments of a clock).
+// The first proof kills servers while clients write. After a restart, every acknowledged write must exist, however long
+// the start takes. test/faults/kills kills servers hundreds of times, at random times.
 //
-// And a change of keys is cut off at one point, and then at the next, on the same database, of which a copy is made
-// whenever it has changed: its connections are severed, or its process is killed. Afterwards the database is what it
-// was, to the last byte, or what the whole operation makes of it: every row that it changes, and no other. Then the
-// operation is done again.
+// The second proof interrupts a key change at every point. It severs the connections or kills the process. Each point
+// uses a copy of the database, and a copy serves again if the database has not changed. Afterwards the database must be
+// unchanged to the last byte, or contain exactly the changes of the whole operation. Then the test repeats the
+// operation.
 //
-// For PostgreSQL a severed connection and a killed client are the same thing, and cost a second less. The long form of
-// this test kills processes on the embedded database, too, and servers on PostgreSQL.
+// For PostgreSQL, a severed connection and a killed client are the same, and a severed connection is a second faster.
+// The long form of this test also kills processes on the embedded database and servers on PostgreSQL.
 
 t.setTimeout(LONG ? 2_160_000 : 540_000)
 
@@ -71,7 +71,7 @@ const TABLES = [
 ] as const
 type State = Record<typeof TABLES[number], Row[]>
 
-/** Every row of every table that an operation could touch. */
+/** All rows of all tables that an operation could change. */
 async function stateOf ({ db }: Database): Promise<State> {
   const entries = []
   for (const table of TABLES) {
@@ -85,13 +85,12 @@ async function stateOf ({ db }: Database): Promise<State> {
 
 const bytes = (hex: string | null) => hex === null ? null : Buffer.from(hex.slice(2), 'hex')
 
-/** Data keys that the server does not have, by project and version. */
+/** Data keys that only clients have, by project and version. */
 const held = new Map<string, KeyObject>()
 
 /**
- * A state as a holder of the keys sees it: contents and wrapped values are opened, each with the key that it names
- * (throws when one does not open), and a time after `since` is 'new'. MACs are left out: the service judges them when
- * it goes on.
+ * The decrypted state. Opens contents and wrapped values with the key that each names, and throws if one does not open.
+ * Replaces a time after `since` by 'new'. Leaves out MACs, because the service verifies them when it continues.
  */
 function view (state: State, since: number): State {
   const [organization] = state.organizations.map((row) =>
@@ -153,7 +152,7 @@ function view (state: State, since: number): State {
     service_keys: state.service_keys.map(({ name, wrapped }) => ({ name, master: ring.idOf(bytes(wrapped)!) }))
   }
   for (const table of TABLES) {
-    // Sealed over what comes before, which is another one each time.
+    // The seal covers the previous rows, so it differs each time.
     seen[table] = seen[table].map(({ mac: _, event_head: __, ...row }) =>
       Object.fromEntries(Object.entries(row).map(([name, value]) => [name, time(name, value) > since ? 'new' : value])))
   }
@@ -168,7 +167,7 @@ const change = (rows: Row[], which: (row: Row) => boolean, to: (row: Row) => Row
   rows.map((row) => which(row) ? { ...row, ...to(row) } : row)
 const ofProject = (id: string) => (row: Row) => row.project_id === id
 
-/** A state with one more audit event. */
+/** Adds one audit event to a state. */
 function withEvent (state: State, event: Row): State {
   const [{ next_event: seq, organization_id }] = state.organization_counters as [Row]
   const { actor_type, actor_id, ip, user_agent, chain_kid } = state.audit_events[0]!
@@ -191,7 +190,7 @@ function withEvent (state: State, event: Row): State {
   }
 }
 
-/** What a whole rotation makes of a state; `key` is what is new of the new key. */
+/** The state after a complete rotation. `key` contains the new values of the new key. */
 function rotated (before: State, id: string, key: Row, details: Row, re_encryption: Row[]): State {
   const project = before.projects.find((row) => row.id === id)!
   const version = project.key_version + 1
@@ -261,13 +260,13 @@ interface Operation {
   name: string
   env: Env
   work: Work
-  /** The state of the database after so many commits; unpredictable values are those of `after`. */
+  /** The expected state after this number of commits. Unpredictable values come from `after`. */
   expected (before: State, commits: number, after: State): State
-  /** Commits of the whole operation. */
+  /** The number of commits of the whole operation. */
   commits: number
-  /** Does all of it, or the rest. */
+  /** Runs the whole operation, or the remaining part. */
   repeat (service: Service): Promise<void>
-  /** After all of it, that the project can be worked with. */
+  /** Checks that the project works after the operation. */
   goOn (service: Service): Promise<void>
 }
 
@@ -276,7 +275,7 @@ const sealedFor = (key: ClientKey, plaintext: string) =>
   ({ content: sealBlob(key.dataKey, plaintext), key_proof: key.proof })
 const triple = ({ registration: { storage_mode: _, ...rest } }: ClientKey) => rest
 
-/** Projects for every operation, in one organization, and the operations. */
+/** Creates an organization with projects for every operation. Returns the operations. */
 async function seed (
   database: Database, documents: number
 ): Promise<{ token: string, organization: string, operations: Operation[] }> {
@@ -298,7 +297,7 @@ async function seed (
       }
     })
   const again = async ({ call }: Service, method: string, path: string, body: object) => {
-    // A process changes one custody of an organization at a time; here the lanes share both.
+    // A process runs one key custody change of an organization at a time, and the parallel runs share the organization.
     let { status, body: answer } = await call(method, path, body)
     for (let more = 0; status === 409 && more < 20; more++) {
       await new Promise((resolve) => { setTimeout(resolve, 250) })
@@ -325,7 +324,7 @@ async function seed (
     await call('POST', '/secrets/store', { project: slug, ...sealedFor(key, 'LEVEL=project') })
     return { id, key }
   }
-  /** The body of a rotation by the client. */
+  /** The request body of a rotation by the client. */
   const rotation = async (slug: string, old: ClientKey, fresh: ClientKey, through: Service['call'] = service.call) => {
     const { body } = await through('GET', `/${slug}/backend/live/secrets`)
     const convert = (content: string) => sealBlob(fresh.dataKey, openBlob(old.dataKey, content)!)
@@ -358,7 +357,7 @@ async function seed (
 
   const moving = await project('moving')
   for (let i = 0; i < MOVING; i++) await call('POST', '/secrets/store', { ...at('moving'), plaintext: `N=${i}` })
-  // Asked for behind the back of this app, whose worker would begin at once.
+  // Requests the work with SQL, because the worker of this app would start at once.
   await call('POST', '/moving/encryption-key/rotate', { history_policy: 'keep' })
   await database.db.execute(sql.raw(
     `INSERT INTO re_encryptions (project_id, organization_id, total) VALUES ('${moving}', '${organization}', ${MOVING})`
@@ -412,12 +411,12 @@ async function seed (
       details: { members: Object.keys(body).join(' '), to: managed, server_knew_key: true, ...details }
     })
   }
-  // In this order what one leaves to be done is nothing that a later one does.
+  // The order matters: no operation finishes work that an earlier one has left.
   const operations: Operation[] = [{
     name: 'the re-encryption of a history in the background',
     env: WITH_OLD,
     work: { run: 'worker' },
-    // Two batches, one that finds nothing, and the end.
+    // Two batches, one batch without rows, and the end.
     commits: 4,
     expected: (before, commits) => {
       const moved = Math.min(commits * BATCH, MOVING)
@@ -534,8 +533,8 @@ async function seed (
     name: 'a re-wrap of the master key',
     env: WITH_BOTH,
     work: { run: 'rewrap' },
-    // The service's keys, chains' keys, organizations, projects' keys, second factors, all again without finding
-    // anything, and the end of the old key.
+    // The service's keys, the chain keys, the organizations, the project keys and the second factors. Then a second
+    // pass that finds no rows, and the removal of the old key.
     commits: 11,
     expected: (before, commits) => ({
       ...before,
@@ -560,7 +559,7 @@ async function seed (
   return { token, organization, operations }
 }
 
-/** Lets a worker of this process do all that is left. */
+/** Lets a worker of this process finish all pending work. */
 async function moveAll ({ db }: Database): Promise<void> {
   let { length: left } = await listReEncryptions(db)
   if (left === 0) return
@@ -592,7 +591,7 @@ function serviceOf (app: FastifyInstance, database: Database, organization: stri
   }
 }
 
-/** The app on another database, whatever handles it has. */
+/** Connects the app to another database with all its handles. */
 function serving (app: FastifyInstance, database: Database): FastifyInstance {
   const handles = Object.entries(database).filter(([name, handle]) =>
     app.hasDecorator(name) && typeof handle === 'object')
@@ -602,9 +601,7 @@ function serving (app: FastifyInstance, database: Database): FastifyInstance {
   )
 }
 
-/**
- * `t.same` writes both sides down before it compares them; of a whole database that takes too long to do for nothing.
- */
+/** `t.same` serializes both values before it compares them, which takes too long for a whole database. */
 const same = (t: Test, found: unknown, wanted: unknown, name: string) =>
   isDeepStrictEqual(found, wanted) ? t.pass(name) : t.strictSame(found, wanted, name)
 
@@ -613,13 +610,13 @@ interface Copy { env: Env, connect (): Promise<Database>, drop (): Promise<void>
 interface Databases {
   seeded: Copy
   copy (): Promise<Copy>
-  /** How many documents are rotated by the server. */
+  /** The number of documents that the server rotates. */
   documents: number
-  /** A way to a copy that can be cut off; without one, processes are killed. */
+  /** A proxy to a copy whose connections the test can sever. Without a proxy, the test kills processes. */
   wayTo? (copy: Copy): Promise<Way>
 }
 
-/** Seeds a database and kills every operation on copies of it, at the points that `choose` takes. */
+/** Seeds a database and interrupts every operation on copies of it, at the points that `choose` selects. */
 async function killEverywhere (t: Test, databases: Databases, choose: (points: string[]) => number[]) {
   const { seeded, copy, documents, wayTo } = databases
   await (await open(loadConfig({ ...WITH_OLD, ...seeded.env }), { creates: true })).database.close()
@@ -632,8 +629,8 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
   await first.close()
   const seen = view(before, since)
 
-  // An app takes longer to build than all the rest of a point: one serves one database after another. Its own history
-  // worker has none.
+  // Building an app takes longer than all other steps of a point, so one app serves all databases in turn. Its own
+  // history worker has no database.
   const unused = { db: undefined, reads: undefined, patient: undefined } as unknown as Database
   const app = await buildApp({ config: loadConfig(WITH_BOTH), database: unused, keyring: ring, costs: QUICK })
   await app.ready()
@@ -659,14 +656,16 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
     await made?.drop()
   }
 
-  /** Does an operation in this process, cut off at its nth point or to its end. Answers the points that it reached. */
+  /**
+   * Runs an operation in this process, to its end or to its nth point. Returns the points that the operation reached.
+   */
   function perform ({ work }: Operation, { database, keyring }: Opened, n?: number, cut = () => {}): Promise<string[]> {
     return cutAt(n, cut, work, () =>
       performWork(work, { database, keyring }, async () => Object.assign(serving(app, database), { keyring })))
       .finally(() => { app.keyring = ring })
   }
 
-  /** The points of every operation that comes to its end: one after the other on one copy. */
+  /** Runs all operations to their ends on one copy, and returns the points of each. */
   async function learn (): Promise<Map<Operation, string[]>> {
     const { env, drop } = await copy()
     const points = new Map<Operation, string[]>()
@@ -686,8 +685,8 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
   }
 
   /**
-   * Cuts an operation off on a copy, and goes on after it: in the short form once after each number of transactions,
-   * since what was the same then goes on in the same way. Answers whether the copy is still what it was.
+   * Interrupts an operation on a copy, and then continues it. The short form continues only once after each number of
+   * commits, because an equal state continues in the same way. Returns whether the copy is unchanged.
    */
   async function cutOff (
     t: Test, operation: Operation, points: string[], index: number, made: Copy, continued: Set<number>
@@ -713,7 +712,7 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
       const state = await stateOf(database)
       const untouched = isDeepStrictEqual({ ...state, master_key_canaries: [] }, { ...before, master_key_canaries: [] })
       let commits = points.slice(0, index + 1).filter((point) => point === 'after commit').length
-      // What is the same to the last byte opens to the same.
+      // A state with equal bytes also decrypts to equal values, so the test does not decrypt it again.
       let after = untouched ? { ...seen, master_key_canaries: canariesOf(state) } : view(state, since)
       if (points[index] === 'during commit' && isDeepStrictEqual(after, operation.expected(seen, commits + 1, after))) {
         commits++
@@ -730,7 +729,7 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
       }
       if (continued.has(commits) && !LONG) return untouched
       continued.add(commits)
-      // Under the key that is the newest for this operation, so that no canary of another one is made.
+      // Uses the newest key of this operation, so that the service does not create a canary of another key.
       await openRows(database, operation.env === WITH_BOTH ? ringOf(NEW, OLD) : ring)
       const service = serviceOf(serving(app, database), database, organization, token)
       if (commits < operation.commits) {
@@ -767,7 +766,7 @@ t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off anywhere on PostgreSQL, a key ch
   }
   const wayTo = async ({ env }: Copy): Promise<Way> => {
     const way = await openWay(env.DATABASE_URL!)
-    // What was not committed is gone when its backend is.
+    // PostgreSQL has discarded uncommitted changes when the backend has ended.
     const gone = async () =>
       (await admin`SELECT FROM pg_stat_activity WHERE datname = ${new URL(way.url).pathname.slice(1)}`).length === 0
     return { ...way, close: async () => { for (await way.close(); !await gone();); } }
@@ -776,7 +775,7 @@ t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off anywhere on PostgreSQL, a key ch
   const databases = {
     seeded: await make(`seeded_${run}`, 'template1'),
     copy: () => make(`copy_${run}_${++copies}`, `seeded_${run}`),
-    // In the long form more than a rotation has in memory at once.
+    // The long form has more documents than a rotation holds in memory at once.
     documents: LONG ? 104 : 12,
     ...!LONG && { wayTo }
   }
@@ -784,7 +783,7 @@ t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off anywhere on PostgreSQL, a key ch
   await killEverywhere(t, databases, (points) => {
     const last = points.lastIndexOf('before commit')
     const commits = points.flatMap((point, i) => point === 'after commit' ? i : [])
-    // Before a statement, after some of several commits, and at the last commit.
+    // Before a statement, after some of the commits, and at the last commit.
     const few = [MIDDLE, ...sample(commits, 5), last, last + 1, commits.at(-1)!]
     return [...points.keys()].filter((i) => LONG || few.includes(i))
   })
@@ -809,8 +808,8 @@ t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: a key change killed on the embedded data
     )
     return at(name)
   }
-  // Starting takes seconds here: in the middle, and during and after the last commit, which is what another database
-  // could do differently.
+  // A start takes seconds here, so this test uses few points: in the middle, and during and after the last commit.
+  // Another database could differ there.
   await killEverywhere(t, { seeded: at('seeded'), copy, documents: 12 }, (points) => {
     const last = points.lastIndexOf('before commit')
     return [Math.floor(last / 2), last + 1, last + 2]

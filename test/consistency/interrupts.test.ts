@@ -52,7 +52,7 @@ function inTerminal (t: Test, args: string[], env: Env, redirect = '') {
   }
 }
 
-/** A pipe with a name, of which a command reads or into which it writes. */
+/** A named pipe, from which a command reads or into which it writes. */
 function fifo (t: Test) {
   const path = join(scratchDirectory(t), 'pipe')
   spawnSync('mkfifo', [path])
@@ -73,7 +73,7 @@ let whole: Buffer
 let waiting: ChildProcessByStdio<Writable, null, Readable>
 
 t.before(async () => {
-  // A database of its own: takes the database away, and interrupts commands that change all of it.
+  // This test has its own database, because it takes the database away, and interrupts commands that change all of it.
   service = await startIsolatedApp(t)
   ;({ env } = service)
   const caller = await service.organization()
@@ -107,7 +107,7 @@ t.teardown(() => waiting?.kill('SIGKILL'))
 t.test('an interrupted backup leaves no file', { skip }, async (t) => {
   const dir = scratchDirectory(t)
   for (const share of LONG ? [0, 30, 60] : [30]) {
-    // Repeated until the command is interrupted at this share, and not after its end.
+    // Repeats the command until the interrupt comes at this share, and not after the end of the command.
     for (let isInterrupted = false; !isInterrupted;) {
       const file = join(dir, `backup-${ulid()}`)
       const backup = inTerminal(t, ['backup', file], env)
@@ -153,7 +153,7 @@ async function readingPipe (
 
 const MAX_ATTEMPTS = 20
 
-/** Interrupts a command in a step. Repeated until the command is interrupted there, and not later. */
+/** Interrupts a command in a step. Repeats the command until the interrupt comes in this step, and not later. */
 async function inStep (t: Test, step: RegExp, args: string[], placeOf: () => Promise<Env> | Env, last: RegExp) {
   for (let attempt = 1; attempt <= MAX_ATTEMPTS; attempt++) {
     const run = inTerminal(t, args, await placeOf())
@@ -190,7 +190,7 @@ t.test('an interrupted restore leaves an empty database', { skip }, async (t) =>
 })
 
 t.test('an interrupted drill removes its database', {
-  // In `npm test`, backup/backup interrupts a drill.
+  // In `npm test`, backup/backup interrupts a command `drill`.
   skip: skip || (!LONG && 'runs in npm run test:proofs')
 }, async (t) => {
   const TMPDIR = scratchDirectory(t)
@@ -220,7 +220,7 @@ t.test('an interrupted export of the audit says that its last line is missing', 
     const output = createReadStream(pipe, { highWaterMark: 1024 })
     const chunks = output[Symbol.asyncIterator]()
     let text = String((await chunks.next()).value)
-    // A page of 500 events has more than the pipe holds, so the export waits within a page.
+    // A page of 500 events is larger than the pipe, so the export waits in the middle of a page.
     while (text.split('\n').length < read * 1_000) text += String((await chunks.next()).value)
     await run.until(/Exporting/)
     const ended = run.interrupt()
@@ -243,7 +243,7 @@ t.test('Ctrl-C before a command begins says that nothing was written', async (t)
       process.kill(process.pid, 'SIGINT')
     }, 0)`)}`
   const file = join(scratchDirectory(t), 'never')
-  // First a command that writes a file, then one that makes a database.
+  // The sample contains a command that writes a file, and then a command that creates a database.
   for (const args of sample([
     ['backup', file], ['drill', backedUp], ['rewrap'], ['migrate'], ['restore', backedUp], ['audit', 'verify'],
     ['audit', 'export'], ['user', 'list']
@@ -304,7 +304,7 @@ t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database 
   await t.test('an interrupted migration changes nothing, and continues', async (t) => {
     const place: Env = { ...await emptyPlace(t), MASTER_KEY: env.MASTER_KEY! }
     const session = sessionOf(t, place.DATABASE_URL!)
-    // A table of the same name, not committed: the statement that creates the table waits.
+    // Another session creates a table of the same name without a commit, so the command's CREATE TABLE waits.
     for (const table of sample(['teams', 'organizations', 'audit_events'], 3)) {
       await session.unsafe(`BEGIN; CREATE TABLE ${table} (id int)`)
       const migrate = inTerminal(t, ['migrate'], place)

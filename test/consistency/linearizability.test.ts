@@ -12,8 +12,8 @@ import {
 } from '../helpers/traffic.ts'
 import { openWay } from '../helpers/way.ts'
 
-// Clients ask several instances at once, and record what they asked and were told, and when. What they were told has to
-// be what one level, asked by one after the other, would have told them.
+// Clients send requests to several instances at the same time. They record the requests, the responses and the times.
+// The responses must equal those of a single level that gets the requests one after the other.
 
 const SEED = 20261123
 const CLIENTS = 6
@@ -23,7 +23,7 @@ t.setTimeout(180_000)
 
 interface Run { seed: number, sends: Send[], send: Send, name: string }
 
-/** Some of the clients on levels of their own, to the end. */
+/** Runs the clients on new levels, and then reads the final states. */
 async function record ({ seed, sends, send, name }: Run): Promise<Recorder> {
   const recorder = new Recorder(await makeLevels(send, name, ['live', 'test']))
   await Promise.all(times(CLIENTS, async (one) => {
@@ -43,7 +43,7 @@ const store = (content: string, version: number | null, how: object = {}): [Aske
 const unknown = ([asked]: [Asked, Told]): [Asked, undefined] => [asked, undefined]
 const at = (sent: number, answered: number, [asked, told]: [Asked, Told | undefined]) =>
   ({ asked, told, sent, answered })
-/** One after the other. */
+/** A history without concurrent operations. */
 const row = (...calls: [Asked, Told | undefined][]): History => calls.map((call, i) => at(2 * i, 2 * i + 1, call))
 
 const answered = (kind: 'delete' | 'purge' | 'rotate', told: Told): [Asked, Told] => [{ kind }, told]
@@ -135,7 +135,7 @@ t.test('an operation on several levels happens at all of them at once, and ids a
     merged({ ...inKey('x', 3, 2), etag: 'x2' }, { ...inKey('y', 4, 2), etag: 'y2' })
   )
   t.ok(judgeTogether(whole).linearizable)
-  // While the rotation is under way each level by itself may be before it or behind it.
+  // During a rotation, each level can be in the state before or after the rotation.
   const [one, other, , last] = half
   const torn = [one!, other!, { ...half[2]!, sent: 4, answered: 9 }, { ...last!, sent: 5, answered: 6 }]
   for (const i of [0, 1]) {
@@ -177,7 +177,7 @@ t.test('RL-09 S-6.1 S-6.2 S-6.4 S-6.8 S-6.9: two instances are linearizable, and
   t.same(failedInside(service), [])
 })
 
-/** What could have been recorded after the end of a history, had the service a fault. */
+/** Changes of a recorded history, as a faulty service could have produced them. */
 const ALTERED: Record<string, (history: History) => History> = {
   'a stale read': (history) => {
     const ended = lastOf(history)
@@ -196,7 +196,7 @@ const ALTERED: Record<string, (history: History) => History> = {
   }
 }
 
-/** What a history ended with, when nothing was under way any more. */
+/** The final state of a history, after the end of all requests. */
 function lastOf (history: History) {
   const reads = history.filter(({ told }) => told?.document !== undefined)
   const lists = history.filter(({ told }) => told?.versions !== undefined)
@@ -213,7 +213,7 @@ function lastOf (history: History) {
 const after = ({ time }: { time: number }, ...calls: [Asked, Told][]): History =>
   calls.map((call, i) => at(time + 2 * i + 1, time + 2 * i + 2, call))
 
-/** Faults that a proxy before the service has: what it makes of a request, or of its answer. */
+/** Faults of a proxy, which changes requests or responses. */
 const BUGS: Record<string, (send: Send) => Send> = {
   'a stale read': (send) => {
     const cache = new Map<string, ReturnType<Send>>()
@@ -320,7 +320,7 @@ t.test(`RL-09 RL-01: a request cut off (${KILLS} kills) happened or did not; the
   skip: !ON_POSTGRES && 'runs on PostgreSQL'
 }, async (t) => {
   const { service, addresses, send, organization } = await startInstances(t)
-  // One instance loses its connections to clients, another those to the database.
+  // One instance loses its connections to clients, the other instance loses those to the database.
   const ways = [await openWay(addresses[0]!)]
   const beside = await startBeside(t, service, async (url) => {
     ways.push(await openWay(url))
@@ -357,7 +357,7 @@ t.test(`RL-09 RL-01: a request cut off (${KILLS} kills) happened or did not; the
   t.same(failedInside(service), [])
 })
 
-/** An instance in a process of its own, that can be killed: who asks while there is none waits for the next. */
+/** An instance in a separate process, which the test can kill. Requests wait for the next process while none runs. */
 async function killable (t: Test, env: Record<string, string>, caller: { organization: string, token: string }) {
   let server = Promise.resolve(await startServer(t, env))
   const send: Send = async (...request) => client((await server).address, caller)(...request)

@@ -12,16 +12,16 @@ import { beginServer, command, startServer } from '../helpers/process.ts'
 import { client, look, makeLevels, type Level, type Reply } from '../helpers/traffic.ts'
 import { openWay } from '../helpers/way.ts'
 
-// The server process under load, while its PostgreSQL is stopped, restarted, frozen and locked up. What has to come to
-// an end is waited for, as long as the whole file may take; the bound of an answer is that of the security page with
-// room for a machine that is four times too slow: it tells "bounded" from "for ever".
+// The server process under load, while its PostgreSQL is stopped, restarted, frozen and locked. The tests wait for
+// events without their own time limit. The limit for a response is four times that of the security page, because the
+// machine can be slow. It distinguishes a bounded response from an endless wait.
 
 const ANSWERED = 30_000
 const STOPS: ('immediate' | 'fast')[] = LONG
   ? ['immediate', 'fast', 'immediate', 'fast', 'immediate']
   : ['immediate', 'fast']
 const POOL = 6
-// Clients that store, read and change a project under load.
+// The numbers of clients that store, read and change a project.
 const [STORING, READING, CHANGING] = LONG ? [8, 8, 4] as const : [3, 2, 2] as const
 
 t.setTimeout(180_000)
@@ -51,7 +51,10 @@ t.test('PostgreSQL goes away and comes back under load', {
     while (!await condition()) await pause(20)
   }
 
-  /** Sends one request and judges its answer: what it should be, or the one refusal of an outage, in bounded time. */
+  /**
+   * Sends a request and checks its response. The response must be correct or the refusal for an outage, in bounded
+   * time.
+   */
   async function judged (request: Promise<Reply>): Promise<Reply | undefined> {
     const started = performance.now()
     const reply = await request.catch((error: unknown) => { strange.push(String(error)) })
@@ -97,11 +100,11 @@ t.test('PostgreSQL goes away and comes back under load', {
     }
   }
 
-  // Every connection for writes waits for a row at the same time: none was lost.
+  // Proves that no connection for writes was lost: all of them wait for a row at the same time.
   async function fullConcurrency () {
     const { waiting, release } = await lockCounters(database.url)
     const load = { running: true }
-    // One that waited too long is refused, and the next one waits in its place.
+    // The service refuses a request that waits too long, and the loop sends the next one.
     const clients = changers.map(async (change) => {
       while (load.running) await judged(change('PATCH', '/orbit', { description: 'together' }))
     })
@@ -172,7 +175,7 @@ t.test('PostgreSQL goes away and comes back under load', {
   })
 
   await t.test('RL-07 what a request waits for one after the other has one deadline', async (t) => {
-    // Each answer of the database is late, and each within its own deadline.
+    // Each response of the database is late, but within the deadline of its statement.
     const way = await openWay(database.url)
     t.teardown(way.close)
     const second = await startServer(t, { ...env, DATABASE_URL: way.url })
@@ -182,7 +185,7 @@ t.test('PostgreSQL goes away and comes back under load', {
       by('POST', '/secrets/store', { ...level, plaintext }, headers)
     const project = () => late('PATCH', '/orbit', { description: 'late' })
     t.same([(await read()).status, (await store()).status, (await project()).status], [200, 200, 200], 'in time')
-    // A write has been looked up by then, and is on its way.
+    // The level of a write is already looked up, and the write continues.
     way.trouble({ delay: 900 })
     const replies = await Promise.all([store(), store({ 'idempotency-key': 'late' }), project()])
     t.same(replies.map(({ status, body }) => [status, body.error]), Array(3).fill([503, 'service_unavailable']))
@@ -237,14 +240,14 @@ t.test('PostgreSQL goes away and comes back under load', {
 })
 
 t.test('RL-08 a process that hangs within a change keeps its embedded database', async (t) => {
-  // A database of its own: takes the database away.
+  // This test has its own database, because it takes the database away.
   const service = await startIsolatedApp(t)
   const { organization, call } = await service.organization()
   const change = async (name: string) =>
     (await call('POST', `/${organization}/projects`, { name, slug: name })).status
 
   for (const [milliseconds, status] of [[1_500, 201], [5_500, 503]] as const) {
-    // Blocks the event loop while a change has the counter locked.
+    // Blocks the event loop while a change has locked the counter.
     const hang = (message: unknown) => {
       const { phase, text } = message as { phase: string, text: string }
       if (phase !== 'after' || !text.includes('idle_in_transaction_session_timeout')) return

@@ -8,11 +8,11 @@ import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { startServer } from '../helpers/process.ts'
 import { client, makeLevels, type Reply, type Send } from '../helpers/traffic.ts'
 
-// The write queues of two instances on one PostgreSQL: none of them holds up or starves the other.
+// The write queues of two instances on one PostgreSQL. No queue may block or starve the other.
 
 t.setTimeout(120_000)
 
-// Of each instance.
+// The number of clients for each instance.
 const CLIENTS = LONG ? 16 : 4
 
 const skip = !hasPostgres() && 'PostgreSQL is not installed'
@@ -41,7 +41,7 @@ if (skip) {
   const store = (send: Send): Promise<Reply> =>
     send('POST', '/secrets/store', { ...levels[++stored % levels.length], plaintext: `A=${stored}` })
 
-  /** Stores from several clients until the work is done; returns how often each status was answered. */
+  /** Stores from several clients until the work is done. Returns the number of responses for each status. */
   async function whileStoring (send: Send, clients: number, work: () => Promise<unknown>) {
     const statuses: Record<string, number> = {}
     const state = { isOver: false }
@@ -63,7 +63,7 @@ if (skip) {
       for (let tries = 0; !isInside && tries < 500; tries++) {
         await pause(20)
         first.child.kill('SIGSTOP')
-        // What the server has received is executed first.
+        // PostgreSQL first executes the statements that it has received.
         await pause(20)
         const [{ many }] = await sql`
           SELECT count(*)::int AS many FROM pg_stat_activity WHERE state = 'idle in transaction'` as unknown as [{ many: number }]

@@ -21,25 +21,25 @@ import { bill, invoicesOf, path as pathOf, subscribe } from '../helpers/billing.
 import { authorizationUrl, makePerson, pkce, post } from '../helpers/people.ts'
 import { scratchDirectory } from '../helpers/process.ts'
 
-// What only a real browser can tell: policies, popups, redirects, keys and what a page looks like.
+// Checks that need a real browser: policies, popups, redirects, keyboard use and layout.
 
 let browser: Browser
 t.before(async () => { if (!skip) browser = await launch() })
 t.teardown(async () => browser?.close())
 
-/** A window of a browser that knows nothing yet. */
+/** A window of a browser without stored data. */
 const openWindow = (t: { teardown (fn: () => unknown): void }, options: BrowserContextOptions = {}) =>
   openIn(t, browser, options)
 
 const elsewhere = ({ requested }: Window, origin: string) =>
   requested.filter((url) => !url.startsWith(`${origin}/`) && !url.startsWith('data:') && !url.startsWith('blob:'))
 
-// A service that listens; with a path, PUBLIC_URL names it.
+// A service that listens on a port. With a path, PUBLIC_URL contains the path.
 async function listen (
   t: { teardown (fn: () => unknown): void }, path?: string
 ): Promise<{ service: TestApp, url: string }> {
   if (path === undefined) {
-    // A database of its own: its organizations have fixed slugs.
+    // This test has its own database, because its organizations have fixed slugs.
     const service = await startIsolatedApp(t)
     return { service, url: await service.app.listen({ host: '127.0.0.1', port: 0 }) }
   }
@@ -54,7 +54,7 @@ async function listen (
 }
 
 let shared: ReturnType<typeof listen> | undefined
-/** The one that most tests go to. */
+/** The service that most tests use. */
 function started () {
   shared ??= listen(t)
   return shared
@@ -74,9 +74,9 @@ async function authorize (page: Page, token: string) {
   await dialog.getByRole('button', { name: 'Close' }).first().click()
 }
 
-/** Opens an operation for a request. */
+/** Opens an operation in Swagger UI, to send a request. */
 async function open (page: Page, id: string): Promise<Locator> {
-  // A filter opens the groups.
+  // A filter expands the groups.
   await page.getByRole('searchbox', { name: 'Filter operations' }).fill(id)
   return openShown(page, id)
 }
@@ -208,7 +208,7 @@ t.test('Swagger UI: who has just started it explores the first organization with
   t.strictSame(elsewhere(window, url), [])
 })
 
-/** The values that an operation would send: those of its path, and its body. */
+/** The values that Swagger UI would send for an operation: its path parameters and its body. */
 async function examplesOf (operation: Locator): Promise<Record<string, unknown>> {
   const fields = operation.locator('.parameters tr[data-param-in="path"]')
   const values = await fields.evaluateAll((rows: any[]) => rows.map((row) =>
@@ -221,7 +221,10 @@ const PLACEHOLDERS = {
   organization: FIRST_ORGANIZATION.slug, project: 'orbit', target: 'backend', environment: 'live'
 }
 
-/** A project whose first environment is in production, one without environments, and one of its own. */
+/**
+ * Two projects: an empty one, and one with targets with and without environments. The first environment is in
+ * production, another environment has a document.
+ */
 async function makeLevels ({ call }: Caller) {
   for (const [path, body] of [
     ['/projects', { name: 'Empty' }], ['/projects', { name: 'Atlas' }],
@@ -394,7 +397,7 @@ t.test('CR-45: after consent the browser goes where the application is', { skip 
       t.equal(answer.status(), 303)
       const back = new URL(await answer.headerValue('location') ?? '')
       t.ok(back.href.startsWith(`${redirect_uri}?`))
-      // No server listens on the two others, so the browser can only try.
+      // No server listens on the other two addresses, so the browser only tries to connect.
       await left
       if (client_id === 'dotenv-cli') await page.getByText('You can close this page.').waitFor()
       t.strictSame(window.wrongs, [], `${redirect_uri}: ${decision}`)
@@ -435,7 +438,7 @@ t.test('CR-45: the policy of the consent page stops scripts, and forms that woul
   t.equal(await page.locator('script, img').count(), 0)
   t.strictSame(window.wrongs, [])
 
-  // Even if markup found its way into the page.
+  // The page stays safe even if an attacker could insert markup.
   await context.route('**/oauth/authorize?**', async (route) => {
     const response = await route.fetch()
     await route.fulfill({
@@ -458,7 +461,7 @@ t.test('CR-45: the policy of the consent page stops scripts, and forms that woul
   t.strictSame(elsewhere(window, url), [])
 })
 
-// What the pages are like for people.
+// Accessibility and layout of the pages.
 
 const RATIOS = `(() => {
   const parts = (text) => text.match(/[\\d.]+/g).map(Number)
@@ -479,7 +482,7 @@ const LOW = `[...document.querySelectorAll('button, a, label:has(input), input:n
   .filter((element) => element.checkVisibility() && element.getBoundingClientRect().height < 44).map((element) => element.outerHTML)`
 const HEADINGS = "[...document.querySelectorAll('h1, h2, h3, h4, h5, h6')].map((heading) => Number(heading.tagName[1]))"
 
-/** Whether everybody can read, see and press what a page has. */
+/** Asserts that every person can read, see and use the elements of a page. */
 async function isFit (t: Test, page: Page, where: string) {
   await page.getByRole('heading', { level: 1 }).waitFor()
   const { text, edge } = await page.evaluate(RATIOS) as { text: number, edge: number }
@@ -494,7 +497,7 @@ async function isFit (t: Test, page: Page, where: string) {
 }
 
 t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light and dark', { skip }, async (t) => {
-  // No mail is sent here.
+  // This test sends no mail.
   const service = await startIsolatedApp(t, { SMTP_URL: 'smtp://127.0.0.1:9' })
   const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const [nimbus, cirrus] = [await service.organization(), await service.organization()]

@@ -13,9 +13,9 @@ import { operationsIn } from '../helpers/contract.ts'
 import { texts } from '../helpers/texts.ts'
 import { VALUES } from '../readers/values.ts'
 
-// The parts of the console that need no browser, and its budgets.
+// Tests the parts of the console that need no browser, and the size budgets.
 
-// What modules expect of a browser.
+// Browser functions that the modules need.
 const timers = { setTimeout: (run: () => void, ms: number) => setTimeout(run, ms) }
 Object.assign(globalThis, { window: Object.assign(new EventTarget(), timers) })
 

@@ -35,7 +35,7 @@ interface Visit {
   nimbus: Caller
   rosa: Person
   page: Page
-  /** Actions that were clicked, and operations that were called. */
+  /** The clicked actions and the called operations. */
   actions: Set<string>
   operations: Set<string>
   wrongs: string[]
@@ -44,7 +44,7 @@ interface Visit {
 
 /** A service with an organization, and a window of an owner of it. */
 async function visit (t: Test, width: number, env: Record<string, string> = {}): Promise<Visit> {
-  // A database of its own: its organizations have fixed slugs.
+  // This test has its own database, because its organizations have fixed slugs.
   const service = await startIsolatedApp(t, env)
   const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const nimbus = await service.organization({ slug: 'nimbus' })
@@ -112,7 +112,7 @@ async function unfold (page: Page, text: string | RegExp) {
   if (await summary.locator('..').getAttribute('open') === null) await summary.click()
 }
 
-/** A page that could not load has a button to load again. */
+/** A page that failed to load has a button that loads it again. */
 async function tryAgain (page: Page) {
   await page.route('**/projects?*', async (route) => route.fulfill({ status: 502, contentType: 'application/json', body: '<h1>Bad gateway</h1>' }))
   await page.reload()
@@ -127,7 +127,7 @@ async function isInWindow (element: Locator, width: number): Promise<boolean> {
   return box !== null && box.x >= 0 && box.x + box.width <= width
 }
 
-/** Waits until a condition holds: the policy of the page forbids `waitForFunction`. */
+/** Waits until a condition holds. The content security policy of the page forbids `waitForFunction`. */
 async function until (holds: () => Promise<boolean>) {
   for (let i = 0; !await holds(); i++) {
     if (i > 100) throw new Error(`not in time: ${holds}`)
@@ -141,7 +141,7 @@ async function confirm (page: Page, opener: string | RegExp, action: string) {
   await page.getByRole('dialog').locator(`button[data-action="${action}"]`).click()
 }
 
-/** The time of a field without a time zone. */
+/** The value of a time field, which has no time zone. */
 const local = (time: number) => new Date(time - new Date(time).getTimezoneOffset() * 60_000).toISOString().slice(0, 23)
 
 for (const width of SIZES) {
@@ -175,7 +175,7 @@ for (const width of SIZES) {
     })
     await button(page, 'Create project').click()
 
-    // Compare: which environment lacks a name? Set it, and undo the change.
+    // Compares levels to find the environment that lacks a name. Sets the name, and undoes the change.
     await page.getByRole('region', { name: 'Names and levels' }).waitFor()
     await nimbus.call('PATCH', '/nimbus/shop/backend/live/secrets', { set: { LIVE_ONLY: 'one', API_KEY: 'other' } })
     await page.reload()
@@ -216,7 +216,7 @@ for (const width of SIZES) {
     t.ok(await page.locator('.matrix td button').first().isVisible(), 'a print has the cells')
     await page.emulateMedia({ media: null })
 
-    // More levels than a request returns.
+    // More levels than one response contains.
     await nimbus.call('POST', '/nimbus/projects', { name: 'Wide' })
     await nimbus.call('POST', '/nimbus/wide/targets', { name: 'Many' })
     for (let i = 0; i < 99; i++) await nimbus.call('POST', '/nimbus/wide/many/environments', { name: `E${i}` })
@@ -411,7 +411,7 @@ for (const width of SIZES) {
     t.match(commands, /^curl -X GET 'http/)
     t.notMatch(commands, /dotenv_/, 'no token is in the commands')
 
-    // A dangerous action after five minutes: the person signs in again in a window.
+    // A dangerous action later than five minutes after the sign-in: the person must sign in again in a window.
     await service.write(`UPDATE sessions SET ${earlier('expires_at', '10 minutes')} WHERE user_id = ${rosa.id}`)
     await page.goto(`${url}/console/nimbus/shop`)
     await unfold(page, 'Settings of the project')
@@ -439,7 +439,10 @@ for (const width of SIZES) {
   })
 }
 
-/** A project whose key only clients have: created, opened, changed, rotated, given to the server and back. */
+/**
+ * Tests a project with a client-managed key: creates, opens, changes and rotates it, gives its key to the server, and
+ * takes it back.
+ */
 async function clientManaged (t: Test, { page, url, nimbus }: Visit) {
   await follow(page, 'Nimbus')
   await unfold(page, 'Create a project')
@@ -561,7 +564,7 @@ async function people (t: Test, { page, url, service, rosa }: Visit, ada: Person
   await confirm(page, new RegExp(`^Remove member ${ada.name}`), 'member.remove')
   await said(page, `${ada.name} is no member any more.`)
 
-  // An invitation that the owner of this window declines.
+  // The owner in this window declines an invitation.
   const stratus = await service.organization()
   await stratus.call('POST', `/organizations/${stratus.organization}/members`, { email: rosa.email, role: 'member' })
   await page.goto(`${url}/console/nimbus`)
@@ -578,7 +581,7 @@ async function people (t: Test, { page, url, service, rosa }: Visit, ada: Person
 
 const CANARY = 'canary-7f3a'
 
-/** A window on a level that has a canary as the value of NAME. */
+/** A window that shows a level with a canary as the value of NAME. */
 async function withCanary (t: Test, value = CANARY, env: Record<string, string> = {}): Promise<Visit> {
   const visited = await visit(t, 1280, env)
   const { nimbus, page, url, rosa } = visited

@@ -15,7 +15,7 @@ import {
 } from '../helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
-// A database of its own: adds an OAuth client, which all organizations have.
+// This file has its own database, because it adds an OAuth client, which all organizations have.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const nimbus = await service.organization()
@@ -36,7 +36,7 @@ async function signedIn (person: Person, browser = visitor(address)) {
   return browser
 }
 
-/** The parameters with which the browser returned to the console. */
+/** The parameters in the URL with which the browser returned to the console. */
 function returned ({ status, headers, text }: Seen): Record<string, string> {
   const location = headers.get('location') ?? ''
   if (status !== 303 || !location.startsWith(`${HOME}?`)) throw new Error(`${status} ${location} ${text}`)
@@ -212,7 +212,9 @@ t.test('CO-03: a token of daily work cannot give a person access', async (t) => 
   await refused('DELETE', `${team}/members/${person.id}`, {}, 'team:update')
 })
 
-/** The same browser, on a page that another site opened; or without the header, as an old browser. */
+/**
+ * The same browser on a page that another site opened. Without `site`, an old browser that does not send the header.
+ */
 function opened (browser: Visitor, site: string | undefined): Visitor {
   const same = visitor(address, site === undefined ? {} : { 'sec-fetch-site': site })
   for (const [name, value] of browser.jar) same.jar.set(name, value)
@@ -597,7 +599,7 @@ t.test('CO-08: CONSOLE=off removes the console, its client and its tokens', asyn
   t.equal(refused.body.error, 'invalid_client')
   t.equal((await fetch(`${at}/oauth/sign-out`, { method: 'POST', body: new URLSearchParams() })).status, 404)
   t.equal((await call(access_token)).status, 200)
-  // The same database, read by a service with other variables.
+  // A service with other settings on the same database.
   service.config.console = false
   t.teardown(() => { service.config.console = true })
   t.equal((await call(access_token)).status, 401)

@@ -6,8 +6,8 @@ import { delimiter, join, resolve } from 'node:path'
 import t from 'tap'
 import { LONG } from '../helpers/long.ts'
 
-// The gate of breaking changes, in repositories of the tests' own. What compares is fetched and compiled in the long
-// form; the short one, which has no minute for that, takes what Go has kept.
+// Tests the gate for breaking changes in temporary repositories. The long form downloads and compiles oasdiff. The
+// short form has no time for that, so it uses oasdiff from the Go module cache.
 
 const GATE = resolve('scripts/breaking.mjs')
 const [OASDIFF = ''] = /github\.com\/oasdiff\/oasdiff@v[\d.]+/.exec(readFileSync(GATE, 'utf8'))!
@@ -21,7 +21,7 @@ const skip = isThere ? false : `oasdiff is not there: \`go run ${OASDIFF} --vers
 const MEMBERS = { id: { type: 'string' }, name: { type: 'string' } }
 const WORDS = { type: 'string', enum: ['one', 'two'] }
 
-/** A document whose one operation answers these members. */
+/** A document with one operation, whose response has these members. */
 const answering = (properties: object) => JSON.stringify({
   openapi: '3.1.0',
   info: { title: 'Small', version: '1' },
@@ -40,7 +40,7 @@ const answering = (properties: object) => JSON.stringify({
   }
 })
 
-/** A repository with that document, and a second commit by `then`. */
+/** A repository whose first commit has this document, and a function `then` for the second commit. */
 function repository (t: { teardown (fn: () => unknown): void }, members: object = MEMBERS) {
   const dir = mkdtempSync(join(tmpdir(), 'strongroom-breaking-'))
   t.teardown(() => rmSync(dir, { recursive: true }))

@@ -46,10 +46,10 @@ interface Operation {
   }>
 }
 
-/** An answer as a route declares it: by its schema, or by a schema for each type. */
+/** A response in the declaration of a route: one schema, or one schema for each media type. */
 type Answered = TSchema & { content?: Record<string, { schema: TSchema }> }
 
-// A database of its own: compares fingerprints of all tables.
+// This file has its own database, because it compares fingerprints of all tables.
 const service = await startIsolatedApp(t)
 const document = service.app.swagger() as unknown as {
   tags: { name: string }[]
@@ -68,18 +68,18 @@ const codesOf = (schema: Schema): string[] => {
   return oneOf?.flatMap(codesOf) ?? properties?.error?.enum ?? ['']
 }
 
-/** What needs no token, or any: each for a reason of its own. */
+/** Operations that need no token, or a token without a certain scope. */
 const WITHOUT_SCOPE = [
   'getAccessToken', 'getAuthorizationServer', 'getHealth', 'getOwnOrganization', 'getProtectedResource',
   'getReadiness', 'getUser', 'listOrganizations', 'listOwnInvitations', 'listPlans', 'revokeToken', 'sendTelemetry'
 ]
 
-// The scope of a retrieve goes by its action: each is an alternative.
+// The required scope of a retrieve depends on its action, so the document lists alternatives.
 const securityOf = (id: string, row: (typeof OPERATIONS)[string]) => row.access === 'public'
   ? []
   : (id.startsWith('retrieveSecrets')
       ? [['secret:read'], ['secret:decrypt'], ['key:retrieve']]
-      // The own access needs no more than the organization.
+      // Members can read their own access without a further scope.
       : id === 'getMemberAccess'
         ? [[row.access]]
         : [[row.needs ?? row.access, ...furtherScopes(row)], ...(row.lessAccess ?? []).map((scope) => [scope])])
@@ -151,7 +151,7 @@ t.test('every schema can be compiled, which a service does when it needs it firs
   t.strictSame([failing(none, (schema) => validatorOf(schema)({})), failing(none, serializerOf)], [['none'], ['none']])
 })
 
-// These speak the language of RFC 6749.
+// OAuth endpoints use the formats of RFC 6749.
 const isOAuth = (path: string) => path.startsWith('/api/oauth/')
 
 t.test('every operation says what it is, what it takes and what it answers, with an example of each', async (t) => {
@@ -178,7 +178,7 @@ t.test('every operation says what it is, what it takes and what it answers, with
         t.ok(schema?.$ref !== undefined && example !== undefined, `${at} has a named body and an example of it`)
       }
       const { schema } = operation.requestBody.content[types[0]!]!
-      // RFC 6749, 3.2: the token endpoint ignores what it does not know.
+      // RFC 6749, 3.2: the token endpoint ignores unknown parameters.
       if (!isOAuth(path)) {
         t.equal(
           (resolve(schema!) as { additionalProperties?: boolean }).additionalProperties, false,
@@ -186,12 +186,12 @@ t.test('every operation says what it is, what it takes and what it answers, with
         )
       }
     }
-    // What is sent as telemetry may be anything: it is not looked at.
+    // Telemetry may contain any data, because the service ignores its content.
     if (['POST', 'PUT', 'PATCH'].includes(method) && operation.operationId !== 'sendTelemetry') {
       t.ok(operation.requestBody !== undefined, `${at} describes its body`)
     }
     const good = Object.entries(operation.responses).filter(([status]) => status.startsWith('2'))
-    // A dry run of an operation whose answer has no body has one.
+    // A dry run has a response body even if the operation itself has none.
     const isDeletion = operation.operationId === 'deleteSecrets'
     t.strictSame(isDeletion ? good.map(([status]) => status) : good.length, isDeletion ? ['200', '204'] : 1, `${at} has one good answer`)
     for (const [status, { content }] of good) {
@@ -257,11 +257,11 @@ t.test('D17: every static word that shares a place with a parameter is reserved'
     for (const other of paths) {
       for (const [i, segment] of one.entries()) {
         const [mine, theirs] = [parameterOf(segment), parameterOf(other[i])]
-        // An id is a number: no word can be one.
+        // An id is a number, so a word cannot be an id.
         if (mine !== undefined && mine in RESERVED && theirs === undefined && other[i] !== undefined) {
           shared.push(`${mine} ${other[i]}`)
         }
-        // Where a parameter meets a word that it cannot be, the two paths part.
+        // The two paths differ where a parameter cannot have the value of the fixed word.
         if (mine === undefined && theirs === undefined
           ? segment !== other[i]
           : (mine === undefined) !== (theirs === undefined)) {
@@ -284,9 +284,9 @@ t.test('D17: every static word that shares a place with a parameter is reserved'
   }
 })
 
-// As many as a refusal names: so each is seen to be refused.
+// The maximum number of members that one refusal names, so that the test sees each refused member.
 const AT_ONCE = 20
-// What fits into a body of an OAuth endpoint.
+// The number of members that fit into a body of an OAuth endpoint.
 const IGNORED_AT_ONCE = 150
 
 t.test('TI-37: no member of a body reaches a column that the operation does not name', async (t) => {
@@ -296,7 +296,7 @@ t.test('TI-37: no member of a body reaches a column that the operation does not 
   await issuePair(service, otto, ['secret:write'])
   const members = await columnsAndValuesOf(theirs.ids.organization!)
   t.ok(members.length > 250, `${members.length} names of columns`)
-  // What is sent, as members that the operation does not declare, so many at once.
+  // The undeclared members for an operation, in groups of this size.
   const undeclared = (operation: Operation, atOnce: number) => {
     const declared = namesIn(operation.requestBody?.content['application/json']?.schema ?? {})
     const names = members.filter(([name]) => !declared.includes(name))
@@ -311,7 +311,7 @@ t.test('TI-37: no member of a body reaches a column that the operation does not 
     const { method, url, payload } = requestOf(OPERATIONS[id]!, mine.ids)
     const taken: string[] = []
     const all = undeclared(operation, AT_ONCE)
-    // Without LONG, each operation gets one part of the names.
+    // Without LONG, each operation gets one group of the names.
     for (const some of LONG ? all : [all[which % all.length]!]) {
       const { status, body } = await service.inject({
         method: method as 'GET',
@@ -336,7 +336,7 @@ t.test('TI-37: no member of a body reaches a column that the operation does not 
   t.equal(({} as { id?: unknown }).id, undefined)
   t.equal(await fingerprint(service), before, 'nothing was changed, in any table')
 
-  // What ignores members that it does not know (RFC 6749, 3.2) does with them what it does without.
+  // Endpoints that ignore unknown members (RFC 6749, 3.2) must behave as without these members.
   const ignoring = (id: string) => undeclared(
     published.find(({ operation }) => operation.operationId === id)!.operation, IGNORED_AT_ONCE
   ).map((some) => Object.fromEntries(some.map(([name, value]) => [name, String(value)])))
@@ -378,7 +378,7 @@ t.test('TI-37: no member of a body reaches a column that the operation does not 
   t.equal(await but('oauth_tokens', 'oauth_grants', 'personal_events'), beside)
 })
 
-/** Each column of each table, in both spellings, with its value in a row of that organization, or in any row. */
+/** Each column of each table, in both spellings, with its value in a row of the organization, or else in any row. */
 async function columnsAndValuesOf (organization: string): Promise<[name: string, value: unknown][]> {
   const values = new Map<string, unknown>()
   for (const [name, table] of Object.entries(tables)) {
@@ -395,13 +395,13 @@ async function columnsAndValuesOf (organization: string): Promise<[name: string,
       [name, value] as [string, unknown]))
 }
 
-/** The members that a body may have, whichever of its forms it is in. */
+/** The members that a body may have in any of its forms. */
 function namesIn (schema: Schema): string[] {
   const { anyOf = [], properties = {} } = resolve(schema)
   return [...Object.keys(properties), ...anyOf.flatMap(namesIn)]
 }
 
-/** Things of a world that were deleted, each by the name that it has in a path, with what names it there. */
+/** Deleted resources of a world: the name of each path parameter, and the deleted resource's id. */
 async function deletedIn ({ caller, ids }: Awaited<ReturnType<typeof settle>>) {
   const o = caller.organization
   const done = async (method: string, path: string, body?: object) => {
@@ -428,7 +428,7 @@ async function deletedIn ({ caller, ids }: Awaited<ReturnType<typeof settle>>) {
     const { method, url } = requestOf(OPERATIONS[remove]!, { ...ids, ...others })
     await done(method, url.replace('/api/v1', ''))
   }
-  // What is left to the background belongs to no operation.
+  // Events of background jobs belong to no operation, so waits for the jobs.
   while ((await service.sql('SELECT FROM histories WHERE removed_at IS NOT NULL')).length > 0) {
     await new Promise((resolve) => { setTimeout(resolve, 20) })
   }
@@ -444,7 +444,7 @@ async function deletedIn ({ caller, ids }: Awaited<ReturnType<typeof settle>>) {
   }
 }
 
-/** A person who was removed from a world, with the API token that they made in it. */
+/** A person who was removed from a world, with an API token that the person created there. */
 async function removedFrom ({ caller: { organization: o, call } }: Awaited<ReturnType<typeof settle>>) {
   const person = await makePerson(service, { [o]: 'administrator' })
   const { access } = await issuePair(service, person, SCOPE_NAMES)
@@ -532,8 +532,8 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
       await accessOf(await makePerson(service, { [o]: 'owner', [theirs.ids.organization!]: 'owner' }))
     ]
   ]
-  // Their roles give nothing in a project: there they are let in by a team, which holds the projects that the world is
-  // about, or another one.
+  // The roles of these people include no scope in a project. They have access only through a team, which has the
+  // projects of the world or another project.
   const letIn: [name: string, isThere: boolean, token: string][] = []
   for (const [name, isThere, projects] of [
     ['a person let in by a team', true, [mine.ids.project!, mine.ids.client!]],
@@ -569,7 +569,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
     'a token for the environment', 'environment', (await service.token(o, ['*'], { slices: [place] })).token
   ])
   const DEPTHS: Depth[] = ['organization', 'project', 'target', 'environment']
-  // Roles that end with the environment and with the target.
+  // Roles that end together with the environment or the target.
   for (const slice of [place, { ...place, environment_id: null }]) {
     await makeTeam(service, o, [], { [mine.ids.project!]: 'api_user' }, [slice])
   }
@@ -597,7 +597,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
     }
 
     const needed = row.needs ?? row.access
-    // With any one other scope, and with all others.
+    // One token with each other scope, and one token with all other scopes.
     const refused: [who: string, token: string][] = needed === 'authenticated'
       ? []
       : [
@@ -651,7 +651,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
       if (isGiven && (isThere || row.depth === 'organization')) {
         if (row.at.startsWith('GET ') || READS.includes(id)) check(who, await send(service, row, mine.ids, token), 200)
       } else {
-        // Of a version nothing is known before it is looked up.
+        // The service does not know the level of a version before it looks the version up.
         const isFound = isGiven && row.at.includes('{version}')
         const answer = await send(service, row, mine.ids, token)
         check(who, answer, isFound ? 404 : 403, isFound ? 'not_found' : 'insufficient_permissions')
@@ -678,7 +678,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
   )
   t.ok(cells >= (LONG ? 20 : 6) * Object.keys(CALLED).length, `${cells} cells`)
 
-  // The other side of each row: the one scope that is needed is enough, and a change leaves its event.
+  // Conversely, for each row the required scope alone is enough, and a change records its event.
   for (const [id, row] of Object.entries(CALLED)) {
     if (row.access === 'public') continue
     const needed = row.needs ?? row.access
@@ -705,7 +705,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
       answer.status >= 200 && answer.status < 300,
       `${id} with ${needed}: ${answer.status} ${answer.status < 300 ? '' : answer.text}`
     )
-    // In the organization that a person made or joined; else in the one that invited them.
+    // The event belongs to the organization that a person created or joined, or else to the inviting organization.
     const own = row.byPerson ? answer.body?.data?.id ?? mine.ids.inviter : o
     const where = own === o || own === mine.ids.inviter
       ? `organization_id = '${own}' AND seq > ${seq}`
@@ -717,7 +717,8 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
     const changes = !row.at.startsWith('GET ') && !READS.includes(id)
     const plain = row.reveals !== undefined && needed === 'secret:read' && also === undefined
     const declared = published.find(({ operation }) => operation.operationId === id)!.operation['x-audit-events'] ?? []
-    // Of tokens and roles that end with a place, each leaves an event beside that of the place.
+    // Deleting a level also ends tokens and roles that are restricted to it. Each records an event in addition to the
+    // level's event.
     const endings: unknown[] = ['api-token.delete', 'team-project.delete']
     const isEnding = id === 'deleteApiToken' || id === 'removeTeamProject'
     const counted = changes && !isEnding ? events.filter((event) => !endings.includes(event)) : events
@@ -737,11 +738,11 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
     t.ok(all.every((event) => (EVENTS as readonly unknown[]).includes(event)))
   }
 
-  // An organization that is not active: what it may still do is on the rows.
+  // The rows say which operations an inactive organization may still use.
   await service.sql(`UPDATE organization_counters SET status = 'suspended' WHERE organization_id = '${theirs.ids.organization}'`)
   for (const [which, [id, row]] of Object.entries(CALLED).entries()) {
     if (row.access === 'public') continue
-    // Without LONG, each exception and each third of the others.
+    // Without LONG, each exception and every third of the other operations.
     if (!LONG && !row.whenInactive && which % 3 !== 0) continue
     const answer = await send(service, row, theirs.ids, theirs.caller.token)
     t.strictSame(

@@ -11,7 +11,7 @@ import { LAST } from '../../src/http/contract/explorer.ts'
 import { startApp } from '../helpers/app.ts'
 import { operationsIn, ownErrorsOf } from '../helpers/contract.ts'
 
-// Swagger UI as it is served; what a browser makes of it is in `browser`.
+// Tests the files of Swagger UI. `browser` tests Swagger UI in a browser.
 
 interface Operation {
   operationId: string
@@ -43,7 +43,7 @@ t.test('GET / leads a browser to the console or the documentation, and names the
     const { status, headers, body } = await inject({ url, headers: { ...(accept !== undefined && { accept }) } })
     return status === 200 ? [status, body] : [status, headers.location]
   }
-  // Twice, because a page that does not depend on `Accept` is cached.
+  // Sends the request twice, because the service caches a page that does not depend on `Accept`.
   for (let n = 0; n < 2; n++) {
     t.strictSame(await ask(service, '/', BROWSER), [303, '/console/'])
     for (const accept of [
@@ -95,7 +95,7 @@ t.test('the document and its edition in OpenAPI 3.0 name the same addresses, bel
 
 t.test('operations are in the order of their groups; billing and deprecated are the last groups', async (t) => {
   const groups = published.tags.map(({ name }) => name)
-  // A duplicate shares its path with the operation that it repeats.
+  // A deprecated duplicate has the same path as the operation that it repeats.
   const current = operationsOf(published).filter(({ deprecated = false }) => !deprecated)
   t.strictSame([...new Set(current.flatMap(({ tags }) => tags))], groups.slice(0, -1))
   t.strictSame(groups.slice(-2), ['billing', 'deprecated'])
@@ -199,7 +199,7 @@ t.test('Swagger UI has the name and the look of the service, and requests nothin
   }
 })
 
-// The functions of the plugin, as the browser gets them: Swagger UI calls them.
+// The functions of the plugin, as the browser gets them. Swagger UI calls these functions.
 const sourceOf = async (name: string, end: RegExp) => {
   const { text } = await service.inject({ url: '/docs/static/swagger-initializer.js' })
   const [, source] = new RegExp(`"${name}":(.+?)${end.source}`, 's').exec(text)!

@@ -26,7 +26,7 @@ t.test('openapi.yaml, docs/scopes.md and the words of paths match the routes; ot
   t.equal(parse(published['openapi.yaml']).openapi, '3.1.0')
 })
 
-/** What redocly says of a file. */
+/** The findings of redocly about a file. */
 async function lint (file: string) {
   const { stdout } = await promisify(execFile)(process.execPath, [
     'node_modules/.bin/redocly', 'lint', file, '--format=json'
@@ -34,8 +34,8 @@ async function lint (file: string) {
     env: { ...process.env, REDOCLY_TELEMETRY: 'off', REDOCLY_SUPPRESS_UPDATE_NOTICE: 'true' }
   }).catch((error: { stdout: string }) => error)
   const { totals, problems } = JSON.parse(stdout.slice(stdout.indexOf('{')))
-  // `/organizations/{organization}` beside `/{organization}/projects` is how the paths are specified: static words win.
-  // `default` has the errors of the operations that have no other, such as `/healthz`.
+  // The specification requires both `/organizations/{organization}` and `/{organization}/projects`; static words take
+  // precedence. `default` contains the errors of operations without other errors, such as `/healthz`.
   const accepted = ['no-ambiguous-paths', 'operation-4xx-response']
   const ruleIds = (problems as { ruleId: string }[]).map(({ ruleId }) => ruleId)
   return { errors: totals.errors as number, others: ruleIds.filter((rule) => !accepted.includes(rule)) }
@@ -88,7 +88,7 @@ const described = operations.map((operation) => ({ ...operation, own: ownErrorsO
 const named = <T>(of: Record<string, T>, { $ref }: { $ref?: string }) => of[$ref!.split('/').at(-1)!]!
 const follow = (schema: Schema): Schema => schema.$ref === undefined ? schema : named(components.schemas, schema)
 
-/** Every object in a value, with the path to it. */
+/** All objects in a value, with their paths. */
 function * objectsIn (value: unknown, at = ''): Generator<[string, Record<string, unknown>]> {
   if (typeof value !== 'object' || value === null) return
   if (!Array.isArray(value)) yield [at, value as Record<string, unknown>]
@@ -130,7 +130,7 @@ t.test('parameters and responses are components, choices have names, and maps ha
     .filter(([, object]) => object.$ref === undefined).map(([at]) => at), [])
   const answers = Object.entries(components.responses).flatMap(([name, { content = {} }]) =>
     Object.entries(content).map(([type, { schema }]) => ({ name, type, schema })))
-  // An invoice is a page, values for a shell and exported events are a text, which a client saves as they are.
+  // An invoice is an HTML page. Values for a shell and exported events are text. A client saves these files unchanged.
   const isFile = ({ type, schema }: { type: string, schema: Schema }) =>
     schema.format === 'binary' || ['text/html', 'text/plain', ...EXPORT_TYPES as readonly string[]].includes(type)
   t.strictSame(answers.filter((one) => !isFile(one) && one.schema.$ref === undefined), [])
@@ -138,7 +138,7 @@ t.test('parameters and responses are components, choices have names, and maps ha
     follow(schema).oneOf === undefined && follow(schema).anyOf === undefined
   t.strictSame(
     answers.filter((one) => !isFile(one) && isMap(one)).map(({ type }) => type),
-    // Values have no other form.
+    // The media types of values, which are maps and have no other schema.
     [RAW_TYPE, RAW_TYPE, READ_TYPE, YAML_TYPE]
   )
 })
@@ -146,7 +146,7 @@ t.test('parameters and responses are components, choices have names, and maps ha
 const errorResponses = Object.entries(components.responses).filter(([name]) => /Err(?:[45]\d\d|Common)$/.test(name))
 const schemaOf = ({ content }: Media) => follow(content!['application/json']!.schema)
 const wordsOf = (schema: Schema) => follow(schema).properties!.error!.enum as string[]
-/** Every code that an error can have. */
+/** All codes of an error response. */
 function codesIn (response: Media): string[] {
   const { oneOf = [schemaOf(response)] } = schemaOf(response)
   return oneOf.flatMap(wordsOf)
@@ -208,7 +208,7 @@ t.test('errors of every operation are listed once, as `default`; a status with a
   const isCommon = (code: string) => statusesOf(code).some((status) => COMMON_STATUSES.includes(status))
   t.strictSame(codesIn(common).filter((code) => !isCommon(code)), [])
   for (const { operationId, responses, own } of described) {
-    // The errors of OAuth are those of RFC 6749.
+    // The OAuth endpoints use the errors of RFC 6749.
     if (Object.values(responses).some(({ $ref }) => $ref.includes('/OAuthErr'))) continue
     t.equal(responses.default?.$ref, '#/components/responses/ErrCommon', operationId)
     const listed = COMMON_STATUSES.filter((status) => responses[status] !== undefined)
@@ -216,7 +216,7 @@ t.test('errors of every operation are listed once, as `default`; a status with a
   }
 })
 
-/** The part of a description in plain words, before its scopes and its errors. */
+/** The first part of a description in plain words, without its scopes and errors. */
 const plainWordsOf = (description: string) =>
   description.split(/(?:^| )(?:Needs (?:`|no token|, depending)|Needs, depending|Any token is accepted|Own errors)/)[0]!.trim()
 
@@ -331,7 +331,7 @@ t.test('operations of a path list its parameters once, at the path; in OpenAPI 3
     t.strictSame(inPath(parameters), hasOne ? [] : names, path)
     for (const [method, operation] of Object.entries(item as Record<string, Operation>)) {
       t.strictSame(inPath(operation.parameters), hasOne ? names : [], `${method} ${path}`)
-      // Clients of openapi-generator would take them before those of the path.
+      // A client of openapi-generator would have these parameters before the path parameters.
       const required = (operation.parameters ?? []).filter((one) => named(components.parameters, one).required)
       t.ok(hasOne || required.length === 0, `${method} ${path} requires no other parameter`)
       const all = [...parameters ?? [], ...operation.parameters ?? []]
@@ -344,7 +344,7 @@ t.test('the OpenAPI 3.0 edition lints: all operations, one error schema, one sch
   const { paths } = parse(readFileSync('openapi.yaml', 'utf8'))
   const file = 'dist/openapi-3.0.json'
   const older = JSON.parse(readFileSync(file, 'utf8'))
-  // A license has no SPDX identifier there.
+  // The license has no SPDX identifier in this version of OpenAPI.
   if (LONG) t.strictSame(await lint(file), { errors: 0, others: ['info-license-strict'] })
   const allOf = (of: Published['paths']) => Object.values(of).flatMap((item) => Object.values(operationsIn(item)))
   const idsOf = (of: Published['paths']) => allOf(of).map(({ operationId }) => operationId)

@@ -9,8 +9,8 @@ import { readDoc } from '../helpers/docs.ts'
 import { authorize, CALLBACK, makePerson } from '../helpers/people.ts'
 
 // Replays the requests of the Go SDK `dotenv-go-sdk`, which the command line tool `dotenv-cli` uses: with the same
-// paths, headers and bodies. Reads the responses as the structs of the SDK do: a field of another type ends the call.
-// Every step succeeds, except the steps that docs/go-sdk.md lists.
+// paths, headers and bodies. Reads the responses into the same structs as the SDK, where a field of another type is an
+// error. Every step succeeds, except the steps that docs/go-sdk.md lists.
 
 const service = await startApp(t)
 await service.listen()
@@ -19,7 +19,7 @@ const o = owner.organization
 
 interface Sent { status: number, headers: Headers, body: any, read: (shape: Shape) => any }
 
-/** Requests that were refused and are not expected to be: empty at the end. */
+/** Refused requests that should have succeeded. The list must be empty at the end. */
 const refusals: string[] = []
 
 /** Sends a step of the SDK, which must succeed. */
@@ -29,7 +29,7 @@ async function send (...step: Parameters<typeof attempt>): Promise<Sent> {
   return sent
 }
 
-/** Sends a request as the SDK does: a line feed ends the body; without a body there is no content type. */
+/** Sends a request like the SDK: a line feed ends the body, and a request without a body has no content type. */
 async function attempt (
   method: string, path: string, body?: unknown, token: string | null = owner.token, agent = 'dotenv-go-sdk/1.0.0'
 ): Promise<Sent> {
@@ -49,10 +49,10 @@ async function attempt (
   return { status: answer.status, headers: answer.headers, body: known, read: (shape) => read(known, shape) }
 }
 
-/** `?`: a pointer. An array and `*` (a Go map) hold the shape of their elements. */
+/** The type of a value. `?` is a pointer. An array and `*` (a Go map) contain the type of their elements. */
 type Shape = 'string' | 'string?' | 'int' | 'bool' | 'time' | 'time?' | 'any' | [Shape] | { '*': Shape } | { [member: string]: Shape }
 
-/** Reads a value as `encoding/json` does: a missing field gets the zero value, and another type is an error. */
+/** Reads a value like `encoding/json`: a missing field gets the zero value, and another type is an error. */
 function read (value: any, shape: Shape, at = ''): any {
   const fail = () => { throw new Error(`json: cannot unmarshal ${JSON.stringify(value)} into ${at} of ${String(shape)}`) }
   if (shape === 'any') return value
@@ -68,7 +68,7 @@ function read (value: any, shape: Shape, at = ''): any {
     if (each !== undefined) return readFields(Object.keys(value ?? {}), () => each)
     return readFields(Object.keys(shape), (field) => (shape as Record<string, Shape>)[field]!)
   }
-  // Null leaves the zero value, also of a pointer.
+  // Null becomes the zero value, also for a pointer.
   if (value === null || value === undefined) {
     return { string: '', int: 0, bool: false }[shape as string]
   }
@@ -166,7 +166,7 @@ const ENVIRONMENT = resource({ ...NAMED, project_id: 'string', target_id: 'strin
 const ok = (t: Test, answer: Sent, status = 200) =>
   t.equal(answer.status, status, `${status}: ${JSON.stringify(answer.body)?.slice(0, 200)}`)
 
-/** Creates a project with one target and one environment, as the tool does. */
+/** Creates a project with one target and one environment, like the tool. */
 async function makeProject (slug: string, more: object = {}) {
   await send('POST', `/api/v1/${o}/projects`, { name: slug, ...more })
   await send('POST', `/api/v1/${o}/${slug}/targets`, { name: 'backend' })
@@ -174,7 +174,7 @@ async function makeProject (slug: string, more: object = {}) {
   return { project: slug, target: 'backend', environment: 'live' }
 }
 
-/** Reads the key as `GetEncryptionKey` does, from the JSON text in `content`. */
+/** Reads the key from the JSON text in `content`, like `GetEncryptionKey`. */
 async function keyOf (project: string) {
   const { data } = (await send('GET', `/api/v1/${o}/${project}/encryption-key`)).read({
     data: { id: 'string', attributes: { content: 'string' } }

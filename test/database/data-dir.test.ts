@@ -37,7 +37,7 @@ t.test('CR-62: a DATA_DIR that every user can write, without the sticky bit, hol
     t.same(said, wanted, args[0])
   }
   t.same(readdirSync(dir).toSorted(), files)
-  // The key file of a database elsewhere, and an export that is verified without a database.
+  // `audit verify --file` needs only the key file, and no database.
   t.match(await command(['audit', 'verify', '--file', join(dir, 'export')], env), { stderr: refused('0777').stderr })
   for (const mode of sample([0o700, 0o770, 0o775, 0o755, 0o1777], 4)) {
     chmodSync(dir, mode)

@@ -43,7 +43,7 @@ const raw = preparedSql<{
 }, { id: number, at: Date, same: Buffer }>('test_raw', value => sql`
   select body, at, ${value('same')}::bytea as same from things where id = ${value('id')} and at <= ${value('at')}::timestamptz`)
 
-// Outages last as long as the deadlines that end them
+// Each outage lasts as long as the deadline that ends it.
 t.setTimeout(LONG ? 480_000 : 180_000)
 
 const uncaught: unknown[] = []
@@ -59,7 +59,8 @@ const makeThings = async ({ db }: Database) => {
 }
 const row = (id: number): Thing => ({ id, body: null, at: null, extra: null })
 
-// Settings that a role with write access can make: another clock for `now()`, and days read as months.
+// Settings of a role with write access that change meanings: another clock for `now()`, and an interval unit that turns
+// days into months.
 const OTHER_MEANING = `
   create schema if not exists evil;
   create or replace function evil.now() returns timestamptz language sql stable as $$ select timestamptz '2020-01-01 00:00:00+00' $$;
@@ -67,7 +68,7 @@ const OTHER_MEANING = `
   alter role current_user set datestyle = 'SQL, DMY';
   alter role current_user set timezone = 'Asia/Tokyo'`
 
-/** Every handle has the database's clock, and reads and writes moments in one way. */
+/** Checks that every handle uses the clock of the database, and reads and writes timestamps in one format. */
 async function meansTheSame (
   t: Test, { db, reads, lists, pages, longTransactions, maintain }: Database
 ) {
@@ -81,7 +82,7 @@ async function meansTheSame (
   t.strictSame(await maintain(look), wanted, 'maintain')
 }
 
-/** What holds for every engine. */
+/** Checks the contract of every database engine. */
 async function keepsTheContract (t: Test, database: Database) {
   await makeThings(database)
   const { db, reads } = database
@@ -171,7 +172,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
   await keepsTheContract(t, database)
   const slots = 4
 
-  // Every slot of the pool holds a transaction at the same time: none was lost
+  // Checks that no connection of the pool was lost: all connections run a transaction at the same time.
   async function fullConcurrency () {
     const seen = { begun: 0 }
     await Promise.all(Array.from({ length: slots }, () => transaction(database.db, async db => {
@@ -214,14 +215,14 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
         await timed(find(database.reads, { id: 1 }))
       }
     })
-    // However long that takes on a busy machine.
+    // Waits without a limit, because a busy machine can be slow.
     const more = async (by: number, count: () => number) => {
       for (const from = count(); count() < from + by;) await sleep(5)
     }
     for (let cycle = 0; cycle < (LONG ? 6 : 2); cycle++) {
       await more(40, () => acknowledged.length)
       await server.stop(cycle % 2 ? 'fast' : 'immediate')
-      // Longer each time: once for every client, and more often.
+      // The outage is longer in each cycle: at least one refusal for each client, and then more.
       await more(24 * (cycle + 1), () => refused)
       await server.start()
       while (!await timed(find(database.reads, { id: 1 })) ||
@@ -279,7 +280,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
       await along.close()
       await way.close()
     })
-    // The first of each connection.
+    // The first query of each connection.
     const sleeping = [along.reads, along.db].map(db =>
       db.execute(sql`select pg_sleep(20)`).then(() => 'answered', error => databaseError(error).message))
     const asleep = sql`select 1 from pg_stat_activity where query = 'select pg_sleep(20)'`
@@ -313,7 +314,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     }))
     await Promise.all(waiting.slice(200))
     t.ok(ended.every(place => place >= 200), 'beyond 200 waiting queries no query waits')
-    // Nothing is let go until all of them have their answer.
+    // The test releases no connection until all queries have failed.
     t.same([...new Set(await Promise.all(waiting))], ['unavailable'])
     await find(database.reads, { id: 1 })
     release()
@@ -326,7 +327,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     t.equal(await said(() => database.db.execute(sql`select 1/0`)), true, 'the server refused it')
     t.equal(await said(() => database.db.execute(sql`select pg_terminate_backend(pg_backend_pid())`)), false, 'the connection ended')
     await fullConcurrency()
-    // What becomes of a connection under a statement: the driver hands these on as they are.
+    // Errors of a connection that ends during a statement. The driver passes them on unchanged.
     for (const code of ['ECONNRESET', 'EPIPE', 'EPROTO', 'ERR_SSL_DECRYPTION_FAILED_OR_BAD_RECORD_MAC', 'CONNECTION_CLOSED']) {
       const error = databaseError(Object.assign(new Error('lost'), { code, parameters: [] }))
       t.ok(error instanceof DatabaseUnavailable, code)
@@ -339,7 +340,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
 
   await t.test('a COMMIT that the server answers by ROLLBACK is an error, and the connection goes on', async t => {
     const { hostname, port } = new URL(server.url)
-    // Between the two, every COMMIT is answered as of a failed transaction.
+    // The proxy replaces each response to COMMIT by the response after a failed transaction.
     const answer = (tag: string) => Buffer.concat([Buffer.from('C'), Buffer.of(0, 0, 0, tag.length + 5), Buffer.from(`${tag}\0`)])
     const between = net.createServer(own => {
       const other = net.connect(Number(port), hostname)
@@ -375,7 +376,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
   })
 
   await t.test('RL-07 a frozen server answers in bounded time, and is served again when it thaws', async t => {
-    // For minutes, what reads all there is: a page may take as long.
+    // Runs only in the long form, because a read of all data has a deadline of minutes.
     if (LONG) {
       await t.rejects(database.snapshot(async db => {
         await db.execute(sql`select 1`)
@@ -391,7 +392,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     ].map(use =>
       use.then(() => 'served', error => error instanceof DatabaseUnavailable ? 'unavailable' : String(error))))
     t.same([...new Set(outcomes)], ['unavailable'])
-    // Still frozen: connections are made anew, and these too must come to an end
+    // The server is still frozen. New connections must also fail in bounded time.
     t.equal(await find(database.reads, { id: 1 }).then(() => 'served', error => error.name), 'DatabaseUnavailable')
     server.thaw()
     while (!await database.ping().then(() => true, () => false));
@@ -688,7 +689,7 @@ t.test('embedded', async t => {
     const holder = program(`
       console.log('it is mine')
       process.stdin.once('end', async () => {
-        // The stopped process may have lost its connection, and makes another.
+        // The stopped process may have lost its connection. It then opens another one.
         while (!await database.ping().then(() => true, () => false));
         console.log('and still is')
         await database.close()
@@ -703,7 +704,7 @@ t.test('embedded', async t => {
       })
     ])
     holder.kill('SIGCONT')
-    // Queued behind the requests above, which have failed.
+    // This request waits in the queue behind the requests above, which have failed.
     await t.rejects(connect({ dir, pool: 1 }), /in use by process/)
     holder.stdin!.end()
     t.equal(await said, 'it is mine\nand still is\n')
@@ -725,7 +726,7 @@ t.test('embedded', async t => {
           process.stdout.write(id + '\\n')
         }`)
       const said = output(child)
-      // At least so many, and then at any moment of a statement.
+      // Waits for a minimum of acknowledged rows, and then kills the process at a random time.
       const enough = 20 + Math.random() * 100
       for (let lines = 0; lines < enough;) {
         const [text] = await Promise.race([once(child.stdout!, 'data'), said.then(text => { throw new Error(text) })])
@@ -746,7 +747,7 @@ t.test('embedded', async t => {
       console.log('it is mine')
       process.stdin.resume().once('end', async () => { await database.close() })`))
     const saying = starters.map(output)
-    // The process that opened it keeps it until the others have ended.
+    // The process that opened the directory keeps it until the others have ended.
     await new Promise<void>(resolve => {
       let ended = 0
       for (const said of saying) said.then(() => { if (++ended === starters.length - 1) resolve() })

@@ -6,13 +6,13 @@ import { transaction } from '../../src/db/database.ts'
 import { findLevel } from '../../src/repositories/levels/levels.ts'
 import { makeLevel, ON_CITUS, startApp, type Caller } from '../helpers/app.ts'
 
-// Look-ups in one turn of the event loop are one statement. Each caller gets its own result, and never the result of
-// another caller.
+// The service combines the look-ups of one turn of the event loop in one statement. Each caller must get its own
+// result, and never that of another caller.
 
 const service = await startApp(t)
 const CALLERS = 24
 
-/** The statements that something makes the service send. */
+/** The statements that the service sends during the work. */
 async function statementsOf<T> (work: () => Promise<T>): Promise<{ result: T, statements: string[] }> {
   const statements: string[] = []
   const look = (message: unknown) => {
@@ -35,7 +35,7 @@ for (let i = 0; i < CALLERS; i++) {
   callers.push({ caller, content: `OWNER=${i}` })
 }
 const read = ({ organization, call }: Caller) => call('GET', `/${organization}/orbit/backend/live/secrets?decrypt=true`)
-// From here on a use of theirs is no news.
+// The first request of each token records its use; later requests do not.
 for (const { caller } of callers) await read(caller)
 
 t.test('callers and levels of one turn are looked up in one statement each, and each gets its own', async (t) => {
@@ -46,7 +46,7 @@ t.test('callers and levels of one turn are looked up in one statement each, and 
   }
   const of = (table: string) => statements.filter((text) =>
     new RegExp(`^select .* from jsonb_.* join (lateral \\(select [\\w\\s,*]+ from )?"?${table}\\b`, 'is').test(text.trim())).length
-  // On Citus in one statement for each organization, which runs on its node.
+  // On Citus, the service sends a statement for each organization, which runs on the organization's node.
   const most = ON_CITUS ? CALLERS : CALLERS / 4
   t.ok(of('api_tokens') >= 1 && of('api_tokens') <= most, `${of('api_tokens')} statements for ${CALLERS} tokens`)
   t.ok(of('encryption_keys') >= 1 && of('encryption_keys') <= most, `${of('encryption_keys')} statements for ${CALLERS} levels`)
@@ -96,7 +96,7 @@ t.test('what is wrong with one is no other one\'s answer', async (t) => {
   )
   t.equal((await forged).status, 401)
   t.equal((await nowhere).status, 404)
-  // What the database does not even take fails the statement of all.
+  // A value that the database refuses makes the shared statement fail for all callers.
   const { organization } = callers[2]!.caller
   const [broken, good] = await Promise.allSettled(['orb\0it', 'orbit'].map((project) =>
     findLevel(service.database.reads, organization, { project }, 'place')))

@@ -29,7 +29,7 @@ const PLANS = [
 const migrationsIn = (folder: string) => readdirSync(folder).filter((name) => name.endsWith('.sql')).sort()
 
 type Snapshot = ReturnType<typeof generateDrizzleJson>
-/** What drizzle-kit adds to a snapshot for what `tables.ts` says. */
+/** The statements that drizzle-kit generates between a snapshot and `tables.ts`. */
 const additionsTo = (snapshot: Snapshot) => generateMigration(snapshot, generateDrizzleJson(tables, snapshot.id))
 
 function lastSnapshot (): Snapshot {
@@ -115,7 +115,7 @@ async function emptyOnServer (t: Test): Promise<string> {
   return url.href
 }
 
-/** A migrated database of its own. */
+/** A new, migrated database for a test. */
 async function databaseFor (t: Test, on: 'PostgreSQL' | 'the embedded database'): Promise<Database> {
   const database = await connect(on === 'PostgreSQL'
     ? { url: await emptyOnServer(t), pool: 4 }
@@ -173,7 +173,10 @@ const AS_UNRELEASED: Record<string, string[]> = {
   'no journal': ['DROP SCHEMA drizzle CASCADE']
 }
 
-/** A place for an empty database, and how to open it without the checks of a command. */
+/**
+ * An empty database: the environment variables of a command, and a function that opens the database without the checks
+ * of a command.
+ */
 async function placeFor (t: Test, on: 'PostgreSQL' | 'the embedded database'): Promise<{
   env: Record<string, string>
   folder: string
@@ -215,7 +218,7 @@ for (const on of ['PostgreSQL', 'the embedded database'] as const) {
       'DELETE FROM drizzle.__drizzle_migrations',
       `INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES ${baseline.map((hash, i) => `('${hash}', ${i})`).join()}`
     ]
-    // Opening an embedded database takes most of the time, so each opening does all that it can.
+    // Opening an embedded database takes most of the time, so the test does as much as possible in each opening.
     const refuses = async (
       statements: readonly string[], commands: readonly string[][], message: string, more = async () => {}
     ) => {
@@ -224,7 +227,7 @@ for (const on of ['PostgreSQL', 'the embedded database'] as const) {
         return contentOf(database)
       })
       for (const args of commands) {
-        // 1 of this one says that the audit is broken.
+        // For `audit verify`, exit status 1 means an invalid audit log, so this error has status 2.
         const code = args.join(' ') === 'audit verify' ? 2 : 1
         t.same(await command(args, { ...withKey, PORT: '0' }), { code, stdout: '', stderr: message }, args.join(' '))
       }
@@ -247,7 +250,7 @@ for (const on of ['PostgreSQL', 'the embedded database'] as const) {
         t.match(await command(['serve'], { ...env, PORT: '0' }), { code: 1, stderr: UNRELEASED })
         t.notOk(existsSync(join(folder, 'master.key')), 'without a key, none is made')
       })
-      // The others come to it in the same way.
+      // The other commands open the database in the same way.
       commands = [['migrate']]
     }
     const newer = "INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES ('newer', 9)"
@@ -256,7 +259,7 @@ for (const on of ['PostgreSQL', 'the embedded database'] as const) {
   })
 }
 
-/** All that is in a database: its schema, and the rows of each table. */
+/** The content of a database: its schema, and the rows of each table. */
 async function contentOf (database: Database) {
   const tables = await rowsOf(database, `
     SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables

@@ -1,6 +1,6 @@
 // runs: PostgreSQL; after all others
-// Runs behind all others (scripts/test.mjs): whatever they made the service send is planned once more, where to read a
-// table through costs more than anything. Who reads one through all the same has no index for it.
+// Runs after all other tests (scripts/test.mjs). Plans every statement that the service has sent, with settings that
+// make a full scan more expensive than anything else. A statement that still scans a whole table has no suitable index.
 import postgres from 'postgres'
 import t from 'tap'
 import { BY_INDEX, MEANING } from '../../src/db/postgres/session.ts'
@@ -23,21 +23,23 @@ interface Node {
   Plans?: Node[]
 }
 
-/** Tables that stay small, however many organizations there are: what the operator sets, and lists of what waits. */
+/**
+ * Tables that stay small with any number of organizations: settings of the operator, and work lists of background jobs.
+ */
 const SMALL = [
   'plans', 'plan_prices', 'coupons', 'master_key_canaries', 'service_keys', 'last_backup', 'oauth_clients', 'organization_removals',
   'token_removals', 'late_events'
 ]
 
 /**
- * Tables are empty here, and nothing is cheaper than to join two of those by reading both. Where joins are look-ups
- * alone, what is read through is read through for want of an index, whatever the statistics are.
+ * The tables are empty here, and the cheapest join of two empty tables reads both completely. These settings allow only
+ * joins by look-up. A full scan then means that an index is missing, for any statistics.
  */
 const BY_LOOK_UP = {
   plan_cache_mode: 'force_generic_plan', enable_hashjoin: 'off', enable_mergejoin: 'off', enable_material: 'off'
 }
 
-/** What may be read through, by which statements, and why. */
+/** Full scans that are allowed, with their statements and reasons. */
 const READ_THROUGH: { what: RegExp, reads: string[], why: string }[] = [
   {
     what: /^with recursive recorded as \( select min\(organization_id\)/,
@@ -78,8 +80,8 @@ const READ_THROUGH: { what: RegExp, reads: string[], why: string }[] = [
     reads: ['refunds_organization_id_id_pk'],
     why: 'the operator lists what to pay back, by hand'
   },
-  // Each of these has an index, which the planner leaves for another one while the tables are empty. What they read of
-  // full ones is counted in scale.test.
+  // Each of these statements has an index, but the planner prefers another index while the tables are empty. scale.test
+  // counts the rows that they read from full tables.
   {
     what: /^with r as \(.*target_id char\(26\), documents int\)/,
     reads: ['project_counts_organization_id_project_id_pk'],
@@ -122,10 +124,13 @@ const onServer = { skip: client === undefined && 'runs on PostgreSQL' }
 
 const plainly = (text: string) => text.replace(/--.*$/gm, '').replaceAll('"', '').replace(/\s+/g, ' ').trim().toLowerCase()
 
-// undefined_table and undefined_column: tests have tables of their own, and schemas of earlier releases.
+// undefined_table and undefined_column: some statements use tables that tests create, or schemas of earlier releases.
 const ELSEWHERE = ['42P01', '42703']
 
-/** What a statement reads through, table or index, whatever its values are; undefined where it is of another schema. */
+/**
+ * The tables or indexes that a statement scans completely, for any values. Undefined if the statement is for another
+ * schema.
+ */
 async function readsThrough (text: string): Promise<string[] | undefined> {
   const count = Math.max(0, ...[...text.matchAll(/\$(\d+)/g)].map(([, n]) => Number(n)))
   const isHere = await client!.unsafe(`PREPARE it AS ${text}`).then(() => true, (error: { code: string }) => {
@@ -140,10 +145,11 @@ async function readsThrough (text: string): Promise<string[] | undefined> {
     const found: string[] = []
     const walk = (node: Node, above?: Node) => {
       const { 'Node Type': type, 'Relation Name': table, 'Index Name': index, 'Index Cond': condition = '' } = node
-      // As many as are asked for, whichever come first.
+      // A LIMIT without a filter reads only the requested number of rows.
       const isCut = above?.['Node Type'] === 'Limit' && node.Filter === undefined
       if (type === 'Seq Scan' && node.Schema === 'public' && !SMALL.includes(table!) && !isCut) found.push(table!)
-      // Without its first column, all of an index is looked at. One of some rows alone is those that are asked for.
+      // A scan without a condition on the first column reads a whole index. A partial index contains only the wanted
+      // rows.
       const its = indexes.get(index ?? '')
       const isBounded = its === undefined || its.is_partial || new RegExp(`\\b${its.first}\\b`).test(condition)
       if (!isBounded && !SMALL.includes(its.table) && !isCut) found.push(index!)
@@ -163,7 +169,7 @@ const indexes = new Map((await client?.unsafe(`
   JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]`) ?? [])
   .map(({ name, ...row }) => [name as string, row as unknown as { table: string, is_partial: boolean, first: string }]))
 
-// What names no table has none to look through.
+// Selects the statements that use tables.
 const isData = (text: string) =>
   /^\s*(with|select|insert|update|delete)\b/i.test(text) && /\b(from|into|update)\b/i.test(text)
 

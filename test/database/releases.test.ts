@@ -10,11 +10,11 @@ import { client } from '../helpers/traffic.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 import { keptReleases, readContents, readDump, readTotpSecret } from '../releases/contents.ts'
 
-// Databases that releases made, which this build upgrades (0047). `npm run release:database` makes that of this
+// This build upgrades the databases of former releases (0047). `npm run release:database` creates the database of this
 // release.
 
 const skip = process.env.TEST_DATABASE_URL === undefined && 'runs on PostgreSQL'
-/** Tables of work that background jobs do. */
+/** Tables with the work of background jobs. */
 const WORK_LISTS = ['late_events', 'organization_removals', 'token_removals']
 
 t.setTimeout(240_000)
@@ -62,7 +62,8 @@ for (const release of releases) {
 
     const browser = visitor(server.address)
     const asked = await browser.signIn(await browser.open('/account'), person.email, person.password)
-    // The code of the next step also works just after `npm run release:database`, which used that of the current step.
+    // `npm run release:database` may have used the code of the current step. The code of the next step is always
+    // unused.
     const code = await codeAt(readTotpSecret(person.second_factor), stepAt(Date.now()) + 1)
     t.equal((await browser.send(formIn(asked), { code })).status, 303, 'the owner signs in with the second factor')
     t.match((await browser.open('/account')).text, 'Sign out everywhere')

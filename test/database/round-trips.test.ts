@@ -8,10 +8,10 @@ import { makeLevel, ON_CITUS, startIsolatedApp } from '../helpers/app.ts'
 import { OPERATIONS, OTHER_OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
-// The number of statements of each operation, which is its cost: the caller and the level are a statement each, shared
-// with concurrent requests. A commit is one, and a begin one more, which these numbers leave out. A change locks the
-// end of the chain and moves it, with its event, in two statements. The event of a read is one statement, because the
-// process knows the end of the chain from the request before.
+// The number of statements of each operation, which is its cost. Looking up the caller and the level takes one
+// statement each; concurrent requests share them. A commit is one statement. These numbers leave out the begin of a
+// transaction, which is one more. A change locks and moves the end of the chain, and adds its event, in two statements.
+// The event of a read is one statement, because the process knows the end of the chain from the request before.
 
 const STATEMENTS: Record<string, number> = {
   getHealth: 0,
@@ -157,17 +157,17 @@ const STATEMENTS: Record<string, number> = {
   deleteApiToken: 10
 }
 
-/** What grows with a project is planned for it, each time. */
+/** Operations whose statements grow with a project, so PostgreSQL plans them for each call. */
 const GROWING = ['rotateEncryptionKey', 'rotateClientKeys', 'restoreProject']
-/** Of a change of custody, planned in the same way. */
+/** Statements of a custody change that are planned for each call. */
 const CUSTODY: Record<string, number> = { client: 15, server: 15 }
-/** What an operation leaves to be done when it is answered. */
+/** Statements of background jobs that an operation starts. */
 const BACKGROUND = new RegExp([
   '^\\s*with recursive found', 'organization_removals', '^select distinct .* from "idempotency_keys"',
   '^\\s*select distinct over', 'token_removals', 'union select organization_id from "invitation_mails"', '^select .* from "re_encryptions" inner join'
 ].join('|'), 'is')
 
-/** Lists that need more than three statements, and why. */
+/** Lists that need more than three statements, and the reasons. */
 const MORE: Record<string, string> = {
   listEncryptionKeys: 'the keys, and how far a re-encryption is, sent together; then the event of who saw them',
   listPendingVersions: 'sizes before contents, so that no more is read than is handed out; then the event',
@@ -176,15 +176,16 @@ const MORE: Record<string, string> = {
 
 interface Sent { text: string, prepared: boolean }
 
-// Once a minute for a token, in the background.
+// The service updates the last use of a token once a minute, in the background.
 const ASIDE = /^update "api_tokens" set "last_used_at"/
 
-// A database of its own: counts all statements, and background work of other organizations sends some.
+// This file has its own database, because it counts all statements, and background jobs of other organizations also
+// send statements.
 const service = await startIsolatedApp(t)
 
 /**
- * The statements that are sent, and how often the work waits for the database: a statement that is sent while another
- * is under way does not count again, and the begin of a transaction does.
+ * The sent statements, and the number of waits for the database. Concurrent statements count as one wait. The begin of
+ * a transaction counts as a wait.
  */
 async function costOf (work: () => Promise<unknown>): Promise<{ sent: Sent[], waits: number }> {
   const sent: Sent[] = []
@@ -207,7 +208,7 @@ async function costOf (work: () => Promise<unknown>): Promise<{ sent: Sent[], wa
   return { sent, waits }
 }
 
-/** With a name, or of a transaction; the others are planned for their values. */
+/** Prepared statements, and those that begin or commit a transaction. PostgreSQL plans all others for each call. */
 const isOwn = ({ prepared, text }: Sent) => prepared || text === 'commit' || text === 'begin'
 
 function partition (sent: readonly Sent[]): [own: Sent[], planned: Sent[]] {
@@ -234,13 +235,13 @@ t.test('each operation sends the listed number of statements, all prepared: a re
     t.ok(waits <= own.length + begins, `${id}: waits ${waits} times`)
     if (/^read\w*Secrets/.test(id)) t.equal(own.length, 2, `${id}: a read`)
     if (id.startsWith('list') && MORE[id] === undefined) t.ok(own.length <= 3, `${id}: a list`)
-    // Who calls; BEGIN, what the decision needs, what it makes, and COMMIT.
+    // One wait each for the caller, BEGIN, the reads, the writes and COMMIT.
     if (id === 'storeSecrets') t.ok(waits <= 5, `${id}: ${waits} waits`)
     if (!GROWING.includes(id)) {
       t.strictSame(planned.filter(({ text }) => !BACKGROUND.test(text)), [], `${id} sends nothing that is not prepared`)
     }
   }
-  // What the last one left goes in the background, and would be counted below.
+  // Waits for background jobs of the previous operation, because their statements would be counted.
   while ((await service.sql('SELECT 1 FROM organization_removals')).length > 0) {
     await new Promise((resolve) => { setTimeout(resolve, 20) })
   }
@@ -285,8 +286,8 @@ t.test('with access by a team, a level in a path takes two statements, and one i
     retrieve: { request: ['POST', `/${o}/secrets/retrieve`, level], statements: 3, waits: 2 },
     store: { request: ['POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=2' }], statements: 9, waits: 6 },
     versions: { request: ['POST', `/${o}/secrets/versions`, level], statements: 4, waits: 3 },
-    // With the roles that decide whether the last changes are shown, or in two ways, as for a member whose projects
-    // are far behind.
+    // Includes the statement for the roles that allow the last changes. A member with far apart projects needs two
+    // statements.
     projects: { request: ['GET', `/${o}/projects`], statements: 3, waits: 3 }
   } as const
   for (const [restriction, slices] of Object.entries(restrictions)) {
@@ -331,7 +332,7 @@ t.test('a change of custody sends as many, whatever the project holds', { skip }
     for (const [holder, body] of Object.entries(ways)) {
       const [own, planned] = partition((await costOf(() => ask('PATCH', slug, body))).sent)
       t.equal(own.length, 3, `${documents} to the ${holder}: ${shown(own)}`)
-      // In the transaction that a rotation has, too.
+      // A custody change runs these statements in its transaction, like a rotation.
       t.equal(planned.length, CUSTODY[holder], `${documents} to the ${holder}: ${shown(planned)}`)
     }
   }

@@ -20,15 +20,15 @@ import { issuePair, makePerson } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
 import { visitor } from '../helpers/visitor.ts'
 
-// What one tenant can make long: deep pages of a long history, the history of keys, lists and counts. The rows that
-// each node of a plan reads are counted, not the time.
+// The parts of a service that one tenant can make large: deep pages of a long history, the history of keys, lists and
+// counts. The tests count the rows that each node of a plan reads, and measure no time.
 
 const VERSIONS = 5_000
 const KEYS = 300
 const PROJECTS = 1_000
 const DOCUMENTS = 1_000
 const PER_PAGE = 25
-/** What a node that looks rows up may read for a page of 25. */
+/** The maximum number of rows that a look-up may read for a page of 25. */
 const FEW = 2 * PER_PAGE
 
 const MODES = ['custom', 'generic'] as const
@@ -52,10 +52,10 @@ interface Client extends Tx {
 }
 interface Read { table: string, how: string, rows: number }
 
-// A database of its own: fills tables, and counts the rows that statements read.
+// This file has its own database, because it fills tables, and counts the rows that statements read.
 const service = await startIsolatedApp(t)
 const { database } = service
-// Plans are looked at on a server; the embedded database has one session, and the same statements.
+// The tests read plans only on a server. The embedded database has one session, and the same statements.
 const onServer = { skip: database.kind === 'embedded' && 'runs on PostgreSQL' }
 const owner = await service.organization()
 const other = await service.organization()
@@ -76,8 +76,9 @@ const literal = (value: unknown) => value === null
   : `'${Buffer.isBuffer(value) ? `\\x${value.toString('hex')}` : String(value).replaceAll("'", "''")}'`
 
 /**
- * What every read of a request reads of which table, when it is run again on a connection like its own: planned for
- * these values, and once for all values, as the server does with a prepared statement from its sixth run on.
+ * The rows that each read of a request reads from each table. Runs each statement again on a similar connection, with
+ * both kinds of plans: a plan for these values, and a generic plan. The server uses generic plans for prepared
+ * statements from the sixth run on.
  */
 async function readsOf (request: () => Promise<{ status: number, text: string }>): Promise<Record<Mode, Read[]>> {
   statements.length = 0
@@ -118,7 +119,10 @@ const inIndex = ({ table, how }: Read) => table === 'secret_versions' && how ===
 const list = (at: object, page: number, { call, organization } = owner) =>
   () => call('POST', `/${organization}/secrets/versions`, { ...at, page, per_page: PER_PAGE })
 
-/** Of one revision; or of one for each version, with other versions of the organization between, and none missing. */
+/**
+ * All versions are of one revision. With `isWhole`, each version has its own revision, and versions of other levels are
+ * between them.
+ */
 async function longHistory (caller: Caller, isWhole = false) {
   const at = await makeLevel(caller, { slug: 'long' })
   const { version } = (await caller.call(
@@ -220,12 +224,12 @@ t.test('a page of key history reads its own keys, and counting pending versions 
     `UPDATE secret_versions SET key_version = ${KEYS} WHERE history_id = (SELECT history_id FROM secrets WHERE ${inProject})`
   )
   await service.write(`UPDATE projects SET key_version = ${KEYS} WHERE slug = 'keys'`)
-  // What waits is counted while it moves.
+  // While versions of a project move to another key, the service counts the remaining versions.
   await service.sql(
     'INSERT INTO re_encryptions (organization_id, project_id, total) SELECT organization_id, id, 1 FROM projects WHERE slug = \'keys\''
   )
   await service.sql('VACUUM ANALYZE')
-  // To count, each older key is one look into the index of versions.
+  // Counting takes one index look-up for each older key.
   const perKey = of('encryption_keys', 'secrets')
   for (const page of [1, KEYS / PER_PAGE / 2, KEYS / PER_PAGE, 1_000_000_000]) {
     const request = () =>
@@ -286,7 +290,7 @@ t.test('a level of an organization with very many, among small ones, reads its o
   const path = `/${organization}/${at.project}/${at.target}/${at.environment}/secrets`
   for (const [mode, reads] of Object.entries(await readsOf(() => call('GET', path)))) {
     t.ok(reads.some(of('secrets')))
-    // That of the project, of the target and of the environment.
+    // The versions of the project, of the target and of the environment.
     t.ok(most(reads, of('secrets')) <= 3, `${mode} plan: ${JSON.stringify(reads)}`)
     t.equal(most(reads, of('projects', 'targets', 'environments', 'encryption_keys')), 1, `${mode} plan`)
   }
@@ -329,7 +333,7 @@ t.test('the scopes through teams are found among very many projects by reading a
   }))) {
     const inTeams = of('team_projects')
     t.ok(reads.some(inTeams))
-    // Not every row that they hold; the plan rounds what each of many looks finds.
+    // The query must not read all rows of the teams. The plan rounds the number of rows of repeated look-ups.
     t.ok(most(reads, inTeams) <= 4 * held, `${mode} plan: ${JSON.stringify(reads)}`)
     t.ok(most(reads, of('team_members')) <= ROLES.length * teams, `${mode} plan: ${JSON.stringify(reads)}`)
   }
@@ -346,7 +350,7 @@ t.test('with teams of very many projects, a request about one project reads only
   const stranger = await makePerson(service, { [large.organization]: 'member' })
   const [teams, held] = [TEAM_LIMITS.teamsOfMember, TEAM_LIMITS.projects]
   const id = (of: string, n: string) => `lpad('${of}' || ${n}, 26, '0')`
-  // Another organization has as many teams, of the same size.
+  // Another organization has the same number of teams, of the same size.
   for (const [of, person] of [[organization, rosa], [large.organization, stranger]] as const) {
     await service.write(`INSERT INTO projects (id, organization_id, name, slug, secret_format, encryption_type,
         history_policy, key_version)
@@ -380,7 +384,7 @@ t.test('with teams of very many projects, a request about one project reads only
       t.ok(most(reads, () => true) <= allowed, `${what}, ${mode} plan: ${JSON.stringify(reads)}`)
     }
   }
-  // A list has to count the projects of all teams, but looks up those of its page alone.
+  // A list counts the projects of all teams, but looks up only those of its page.
   for (const [mode, reads] of Object.entries(await readsOf(call('GET', `projects?page=1&per_page=${PER_PAGE}`)))) {
     t.ok(most(reads, inTeams) <= teams * held, `a list, ${mode} plan`)
     t.ok(most(reads, of('team_members')) <= teams * ROLES.length, `a list, ${mode} plan`)
@@ -485,7 +489,7 @@ t.test('rows of a request are found by index, in small tables too: a table that 
 t.test('who is looked up does not wait behind lists, and no page behind what may be long', onServer, async (t) => {
   let release = () => {}
   const released = new Promise<void>((resolve) => { release = resolve })
-  // More than there are connections for lists: some of them wait for one themselves.
+  // There are more lists than connections for lists, so some of them wait for a connection.
   const holding = Array.from({ length: 20 }, () =>
     database.lists.transaction(async () => await released).catch(() => {}))
   let listed = false
@@ -500,7 +504,7 @@ t.test('who is looked up does not wait behind lists, and no page behind what may
 
 const MANY = 3_000
 
-/** How often rows and entries of indexes were looked at in the work, of the table or index where that was most. */
+/** The number of rows and index entries that the work read, from the table or index with the most. */
 async function mostLookedAt (work: (db: Db) => Promise<unknown>): Promise<number> {
   return transaction(database.db, async (db) => {
     await work(db)
@@ -562,7 +566,7 @@ t.test('an operation on very many rows of a tenant reads each a few times, even 
   }
   for (const [what, run] of Object.entries(work)) {
     const most = await mostLookedAt(run)
-    // Each is found once or twice, and its references are checked.
+    // The work finds each row once or twice, and checks its references.
     t.ok(most <= 10 * MANY, `${what}: ${most}`)
   }
 })

@@ -11,7 +11,7 @@ import {
 } from '../helpers/traffic.ts'
 import { openWay } from '../helpers/way.ts'
 
-// The schema grows, by migrations that a later release may add (0047), while instances serve on it.
+// A migration of a later release extends the schema while instances serve requests (0047).
 
 const WRITING = 3
 const onServer = { skip: process.env.TEST_DATABASE_URL === undefined && 'runs on PostgreSQL' }
@@ -60,7 +60,7 @@ t.test('RL-30: with two instances under load and a locked table, a schema upgrad
   await holder`BEGIN`
   await holder`SELECT FROM secrets LIMIT 1`
   const migrated = migrateSchema(clientOf(t, url.href), { folder })
-  // It steps back, and those who waited behind it go on; then it comes again.
+  // The migration gives up its lock request, and the waiting requests continue. Then the migration tries again.
   for (const waits of [true, false, true]) while (await isWaiting() !== waits) await pause(5)
   await after(20)
   await holder`COMMIT`

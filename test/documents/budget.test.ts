@@ -2,8 +2,8 @@
 import t from 'tap'
 import { makeLevel, startApp } from '../helpers/app.ts'
 
-// Reads of many documents have a budget of counted work (decision 0091): with documents that take long to parse, a page
-// ends earlier than its limits, and all pages together have everything once.
+// Reads of many documents have a budget of work (decision 0091). If documents take long to parse, a page ends before
+// its other limits. All pages together contain each document once.
 
 const test = await startApp(t)
 const owner = await test.organization()

@@ -293,7 +293,7 @@ t.test('JSON and YAML projects keep types: set replaces by any JSON, a merge pat
     t.equal((await json('{ "set": {"id": 12345678901234567890} }', key)).headers['idempotent-replayed'], 'true')
     t.equal((await values()).id, '12345678901234567890')
 
-    // Which value has which spelling is a part of the request, the order of names is not.
+    // The spelling of each value belongs to the request. The order of names does not.
     const places = { 'idempotency-key': `places-${secret_format}` }
     t.equal((await json('{"set": {"x": 1.0, "y": 1, "z": {"b": 2.50, "c": [{"k": 1.0, "l": 1}]}}}', places)).status, 200)
     for (const other of [
@@ -304,7 +304,7 @@ t.test('JSON and YAML projects keep types: set replaces by any JSON, a merge pat
     const reordered = '{"set": {"z": {"c": [{"k": 1.0, "l": 1}], "b": 2.50}, "y": 1, "x": 1.0}}'
     t.equal((await json(reordered, places)).headers['idempotent-replayed'], 'true')
 
-    // The same body as a merge patch would set the name `set`.
+    // As a merge patch, the same body would set the name `set`.
     const types = { 'idempotency-key': `types-${secret_format}` }
     t.equal((await json('{"set": {"x": 3}}', types)).status, 200)
     is(t, await sent(MERGE, '{"set": {"x": 3}}', types), 422, 'idempotency_key_reused')

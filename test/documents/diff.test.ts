@@ -434,7 +434,7 @@ async function addEnvironment (project: string, target: string, name: string) {
   if (status !== 201) throw new Error(text)
 }
 
-/** A time of the database's clock at which nothing was written. */
+/** A time of the database's clock at which no write took place. */
 async function now (): Promise<string> {
   await pause(2)
   const [row] = await test.sql('SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::text AS ms')

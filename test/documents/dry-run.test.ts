@@ -5,7 +5,7 @@ import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../h
 import { clientKey } from '../helpers/client.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
-// `dry_run=true` of changes: what would change, and nothing does.
+// Changes with `dry_run=true` return what they would change, and change nothing.
 
 const test = await startApp(t)
 const CANARY = 'never-in-a-response'
@@ -44,7 +44,7 @@ t.test('a dry run of a store says which names it would add, change and remove, a
   t.strictSame((await eventsOf(owner)).map(({ action, resource_type, details }) => [action, resource_type, details]), [
     ['secret.decrypt', 'environment', { secrets: stored.body.data.secret_id, revisions: '1', dry_run: 'secret.store' }]
   ], 'it tells whether a value is the sent one, so it counts as a read of values')
-  // What was planned can be applied as it was compared.
+  // The real change succeeds with the ETag from the dry run.
   t.equal((await store(owner, { ...at, plaintext: 'C=1\n' }, {}, { 'if-match': level.etag })).status, 200)
 
   const deleted = await owner.call('POST', `/${owner.organization}/secrets/delete`, at)
@@ -135,7 +135,7 @@ t.test('a dry run needs secret:decrypt beside the scopes of the operation, in ea
     t.equal(answer.body.details.required_scope, lacking)
   }
 
-  // Restrictions of tokens and roles of teams count as for the change itself.
+  // Restrictions of tokens and roles of teams apply as for the real change.
   await makeLevel(owner, { slug: 'others' })
   const [slice] = await test.sql(`SELECT id AS project_id, null AS target_id, null AS environment_id FROM projects
     WHERE organization_id = '${org}' AND slug = 'others'`)
@@ -291,7 +291,7 @@ t.test('a dry run of restore-to lists each level that would change', async (t) =
   t.match(real.body.data, { restored: 1, emptied: 1 })
   const after = await dry(t, owner, () => owner.call('POST', `${path}?dry_run=true`, body))
   t.match(after.body, { data: { restored: 0, emptied: 0 }, dry_run: { levels: [], more: 0 } })
-  // A deleted document is created again.
+  // The change creates a deleted document again.
   const [{ later }] = await test.sql('SELECT clock_timestamp() AS later') as [{ later: string }]
   await new Promise((resolve) => { setTimeout(resolve, 5) })
   await owner.call('POST', `/${org}/secrets/delete`, at)
@@ -373,7 +373,7 @@ t.test('an Idempotency-Key has no effect on a dry run, which stores no response'
   t.strictSame(after.body.dry_run.levels[0].names, { added: ['C'], changed: [], removed: ['B'] })
 })
 
-/** Sends a dry run, and checks that it changes nothing, shows no value and has no ETag. */
+/** Sends a dry run. Asserts that it changes nothing, shows no value and returns no ETag. */
 async function dry (t: Test, owner: Caller, send: () => Promise<Answer>): Promise<Answer> {
   let answer: Answer | undefined
   const logged = test.logs.length

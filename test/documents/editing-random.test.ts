@@ -29,7 +29,7 @@ interface Piece {
   above?: string
   fixed: string
   value: string
-  /** The end of `value`, which only other readers than dotenv read. */
+  /** The end of `value` that dotenv does not read, but other readers do. */
   glued?: string
   rest: string
   lines?: string
@@ -150,7 +150,7 @@ function yamlDocument (): Generated {
       const value = one(FLOW_VALUES)
       own.value = value === '' ? '' : ` ${value}`
     }
-    // An indented comment that a removal could put into a block scalar above.
+    // An indented comment, which could become part of a block scalar above when a name is removed.
     const deeper = own.lines === undefined && chance(0.2) ? [{ fixed: `    # c${lineEnd}`, value: '', rest: '' }] : []
     return [...some(below(3), other), own, ...deeper]
   })
@@ -193,11 +193,11 @@ const text = (document: Generated, pieces = document.pieces) =>
 const ESCAPE = /[\\^$.*+?()[\]{}|/]/g
 const literally = (text: string) => text.replace(ESCAPE, '\\$&')
 
-/** What an independent parser reads: values that are no strings are not compared with strings. */
+/** The values that an independent parser reads. The test does not compare other values than strings as strings. */
 function parsed (format: NamedFormat, source: string): Map<string, unknown> {
   const text = source.replace(/^\uFEFF/, '')
   if (format === 'env') {
-    // dotenv's result has a prototype.
+    // The result of dotenv has a prototype, so `__proto__` needs another name.
     const safe = parseEnv(text.replaceAll('__proto__', '__PROTO__'))
     return new Map(Object.entries(safe).map(([name, value]) => [name.replace('__PROTO__', '__proto__'), value]))
   }
@@ -241,7 +241,9 @@ function withoutEnd ({ pieces, lineEnd }: Generated) {
   last[part] = last[part]!.slice(0, -lineEnd.length)
 }
 
-/** The pattern of the changed document: what belongs to no changed name is the same, in the same order. */
+/**
+ * The pattern of the changed document: everything that belongs to unchanged names stays the same, in the same order.
+ */
 function patternOf (
   document: Generated, changed: readonly string[], removed: ReadonlySet<string>, added: number, endless: boolean
 ) {
@@ -288,7 +290,7 @@ function patternOf (
   return `${all}${before}${news.join(lineEnd)}${endless ? '' : lineEnd}${literally(close)}`
 }
 
-/** Says what is wrong with a change. */
+/** Returns a description of what is wrong with a change, if anything. */
 function judge (document: Generated): string | undefined {
   const { format, pieces, comma, close, users } = document
   if (comma === '' && close === '' && pieces.length > 0 && chance(0.3)) withoutEnd(document)
@@ -309,7 +311,7 @@ function judge (document: Generated): string | undefined {
   const result = changeNames(format, mark + before, { set: texts(set), unset: [...unset, 'missing'], replace })
 
   const added = [...set.keys()].filter((name) => !existing.includes(name))
-  // Text that only other readers than dotenv read is removed, also if the value stays the same for dotenv.
+  // A change removes text that only readers other than dotenv read, even if the value stays the same for dotenv.
   const isGlued = (wanted: string) => pieces.some(({ name, glued = '' }) => name === wanted && glued !== '')
   const changed = existing.filter((name) => set.has(name) && (set.get(name) !== old[name] || isGlued(name)))
   const isAffected = (name: string) => unset.has(name) || changed.includes(name)
@@ -321,7 +323,7 @@ function judge (document: Generated): string | undefined {
     const rest = place === -1 ? '' : pieces[place]!.rest + text(document, pieces.slice(place + 1))
     const refusedName = 'name' in result ? result.name ?? '' : ''
     const value = set.get(refusedName) ?? ''
-    // The quotes of other changed values can be the ends of a value that ends with a backslash, too.
+    // The quotes of other changed values can also become the end of a value that ends with a backslash.
     const isHeld = format !== 'env' || (result.refused === 'together'
       ? ![...set.values()].some((value) => value.endsWith('\\'))
       : result.refused !== 'unholdable' ||
@@ -341,7 +343,8 @@ function judge (document: Generated): string | undefined {
   const left = pieces.find((piece) => piece.glued && isReplaced(piece) && result.text.includes(piece.glued))
   if (left) return `left ${left.glued} of an old value: ${JSON.stringify([[...set], [...unset], result.text])}`
 
-  // By an independent parser: the changed names have exactly the strings, the others what they had.
+  // Compares with an independent parser: changed names have exactly the new strings, and the other names keep their
+  // values.
   const expected = parsed(format, before)
   for (const name of unset) expected.delete(name)
   for (const name of [...changed, ...added]) expected.set(name, set.get(name))

@@ -8,7 +8,7 @@ import { changeNames } from '../../src/rules/editing/change.ts'
 import { LONG } from '../helpers/long.ts'
 import { random } from '../helpers/traffic.ts'
 
-/** Applies a merge patch to a document, as the route does. */
+/** Applies a merge patch to a document, like the route. */
 function patched (format: NamedFormat, text: string, patch: string) {
   const members = jsonTree(patch).members!.map(({ name, value }) =>
     [name, patch.slice(value.from, value.to) === 'null' ? null : patchIn(patch, value)] as const)
@@ -23,7 +23,7 @@ function patched (format: NamedFormat, text: string, patch: string) {
 function mergePatch (target: any, patch: any): any {
   if (typeof patch !== 'object' || patch === null || Array.isArray(patch)) return patch
   const isObject = typeof target === 'object' && target !== null && !Array.isArray(target)
-  // Without a prototype, `__proto__` is a name like any other.
+  // Without a prototype, `__proto__` is an ordinary name.
   const result = Object.assign(Object.create(null), isObject ? target : {})
   for (const [name, value] of Object.entries(patch)) {
     if (value === null) delete result[name]
@@ -32,7 +32,7 @@ function mergePatch (target: any, patch: any): any {
   return result
 }
 
-// RFC 7396, appendix A, without the rows whose target or patch is no object.
+// The rows of RFC 7396, appendix A, whose target and patch are objects.
 const EXAMPLES = [
   ['{"a":"b"}', '{"a":"c"}', '{"a":"c"}'],
   ['{"a":"b"}', '{"b":"c"}', '{"a":"b","b":"c"}'],
@@ -85,7 +85,7 @@ const SCALARS = [
   '1', '1.10', '-0', '1e3', '12345678901234567890', 'true', 'false', 'null', '""', '"x"', '"1"', '"null"', '"a\\nb # \\u00e9\'"', '"- : {"'
 ]
 
-/** A random JSON text. With `nulls`, a null is as likely as another value, as in a patch. */
+/** A random JSON text. With `nulls`, null is as likely as any other value, as in a patch. */
 function anyJson (depth: number, nulls = false): string {
   const kind = depth === 0 ? 2 : below(4)
   if (kind === 0) return anyObject(depth - 1, nulls)
@@ -99,7 +99,7 @@ function anyObject (depth: number, nulls = false): string {
   return `{${members.join(pick([',', ',\n  ']))}}`
 }
 
-/** A value as block YAML. Strings are quoted, so that JSON and YAML mean the same. */
+/** A value as block YAML. Quotes all strings, so that JSON and YAML have the same meaning. */
 function asYaml (value: unknown, indent: string): string {
   if (typeof value !== 'object' || value === null || Object.keys(value).length === 0) return ` ${JSON.stringify(value)}\n`
   const comment = () => below(4) === 0 ? `${indent}# c\n` : ''
@@ -137,7 +137,7 @@ t.test(`random merge patches have the result of RFC 7396 (seed ${SEED})`, async 
   t.ok(refused < rounds / 10, `${refused} refused`)
 })
 
-// `-0` and the prototype of a parsed object do not matter.
+// Ignores the difference between 0 and -0, and the prototype of a parsed object.
 const plain = (value: unknown): unknown => JSON.parse(JSON.stringify(value), (_, one) => Object.is(one, -0) ? 0 : one)
 
 t.test('yaml: a number over another spelling of the same number is written, also in a mapping or a list', async (t) => {

@@ -11,7 +11,7 @@ import { changeNames } from '../../src/rules/editing/change.ts'
 import { compareEntries } from '../../src/rules/editing/compare.ts'
 import { texts } from '../helpers/texts.ts'
 
-/** Changes names to texts, which replace objects and lists. */
+/** Sets names to texts. A text replaces an object or a list. */
 const change = (format: NamedFormat, text: string, set: Record<string, string> = {}, unset: string[] = []) => {
   const replace = new Set<string>()
   while (true) {
@@ -21,13 +21,13 @@ const change = (format: NamedFormat, text: string, set: Record<string, string> =
   }
 }
 
-/** The changed text; a refusal as JSON. */
+/** The changed text. For a refusal, the refusal as JSON. */
 const changed = (...args: Parameters<typeof change>) => {
   const result = change(...args)
   return 'refused' in result ? JSON.stringify(result) : result.text
 }
 
-// A line separator in the name of a test would end its line of TAP.
+// A line separator in the name of a test would end the line of TAP output.
 const ascii = (value: unknown) => JSON.stringify(value).replace(/[^ -~]/g, '?')
 
 type Case = [text: string, set: Record<string, string>, unset: string[], expected: string, message?: string]
@@ -85,7 +85,7 @@ t.test('env: a changed value leaves nothing of the old value for any reader', as
   for (const before of old) {
     for (const [start, end] of [['A=', ''], [' export A = ', ''], ['A: ', ''], ['X=1\n\nA=', '\nB=2'], ['A=', '\r\nB=2\r\n']] as const) {
       const text = start + before + end
-      // After a blank, the text is a comment.
+      // After a blank, `#` starts a comment.
       if (start.endsWith(' ') && before.startsWith('#')) continue
       for (const value of ['new', '', 'it is', "it's", 'a\nb', '#', '{"k": "it\'s"}']) {
         const after = changed('env', text, { A: value })
@@ -521,7 +521,7 @@ t.test('a change of a small document is cheap, and no document makes one expensi
     const time = performance.now() - start
     t.ok(time < 2000, `${format}, ${JSON.stringify(text.slice(0, 20))}: ${time.toFixed(0)} ms`)
   }
-  // A request has values of at most 256 KiB.
+  // A request can set values of at most 256 KiB.
   for (const value of values.map((value) => value.slice(0, 256 * 1024))) {
     for (const format of ['env', 'json', 'yaml'] as const) {
       const start = performance.now()

@@ -51,7 +51,7 @@ t.test('a database that is not UTF8 is refused with its encoding, unchanged, and
     const there = postgres(urlOf(name), { max: 1, onnotice: () => {} })
     t.same(await there`SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace`, [], 'nothing was made')
 
-    // An installation of 0.1.0, which accepted this encoding.
+    // Simulates an installation of 0.1.0, which accepted this encoding.
     await there.end()
     if (encoding === 'EUC_JP') continue
     const text = spawnSync(join(programs(), 'pg_dump'), ['--no-owner', urlOf('utf8')]).stdout
@@ -106,7 +106,7 @@ t.test('a start on UTF8 serves, with a name in any script', async (t) => {
   await makeDatabase('served')
   const env = { DATABASE_URL: urlOf('served'), MASTER_KEY: generateMasterKey().text }
   await (await startServer(t, env)).stop()
-  // With DATABASE_URL, nothing is stored in DATA_DIR, so everybody may write there.
+  // With DATABASE_URL, the service stores nothing in DATA_DIR, so every user may write there.
   const DATA_DIR = scratchDirectory(t)
   chmodSync(DATA_DIR, 0o777)
   t.match(await command(['organization', 'add', '--name', '日本 😀'], { ...env, DATA_DIR }), { code: 0 })

@@ -6,12 +6,12 @@ import { MISREAD } from '../readers/misread.ts'
 import { readers } from '../readers/readers.ts'
 import { VALUES } from '../readers/values.ts'
 
-/** The line of the changed name in the old document; the name is new without one. */
+/** The line of the changed name in the old document. Undefined for a new name. */
 const OLD = [undefined, 'X=x#old', 'export X="old" # note']
 
 interface Written { value: string, text: string }
 
-/** Each value, written as a new name and over old values, between two other names. */
+/** Writes each value as a new name and over old values, between two other names. */
 const written = (lineEnd: string): Written[] => OLD.flatMap((old) => VALUES.map((value) => {
   const lines = old === undefined ? ['BEFORE=1'] : ['BEFORE=1', old, 'AFTER=2']
   const set = texts([['X', value], ['AFTER', '2']])
@@ -27,7 +27,7 @@ for (const { names, missing, read } of readers(['BEFORE', 'X', 'AFTER'])) {
   t.test(`${names.join(' and ')} read what PATCH writes, but for the listed values`, { skip: missing ?? false }, async (t) => {
     for (const lineEnds of ['lf', 'crlf'] as const) {
       const documents = DOCUMENTS[lineEnds]
-      // A shell reads the CR of each line as a part of the value.
+      // A shell includes the CR of each line in the value.
       if (lineEnds === 'crlf' && names.includes('sh')) continue
       const readings = read(documents.map(({ text }) => text))
       for (const name of names) {

@@ -12,7 +12,7 @@ const MOST = BLOB_BYTES - 28
 
 interface Place { project: string, target: string, environment: string }
 
-/** A service that listens, with a caller and a level for texts of any form. */
+/** A listening service, with a caller and a level for documents of any form. */
 async function serve (env: Record<string, string> = {}) {
   const service = await startApp(t, env)
   await service.listen()
@@ -28,7 +28,7 @@ const pathOf = ({ organization }: Caller, query = '') => `/api/v1/${organization
 const head = (path: string, { token }: Caller) =>
   `POST ${path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${token}\r\nContent-Type: application/json\r\nConnection: close\r\n`
 
-/** The body of a store, in which each UTF-16 unit of the document is escaped. */
+/** The body of a store that escapes each UTF-16 code unit of the document. */
 function escaped (place: Place, text: string, padding = 0): Buffer {
   const units = Array.from({ length: text.length }, (_, i) => `\\u${text.charCodeAt(i).toString(16).padStart(4, '0')}`).join('')
   return Buffer.from(`{${' '.repeat(padding)}${JSON.stringify(place).slice(1, -1)},"plaintext":"${units}"}`)
@@ -84,14 +84,14 @@ t.test('a document of 1 MiB is stored however its JSON is escaped, and a larger 
     const answer = await send(port, pathOf(caller), caller, escaped(at, 'a'.repeat(MOST), most - whole.length + 1), isChunked)
     t.match(answer, /^HTTP\/1\.1 413 [\s\S]*payload_too_large/)
   }
-  // Errors of a large body are those of a small one.
+  // A large body gets the same errors as a small one.
   for (const [body, code] of [
     [Buffer.concat([whole.subarray(0, -1), Buffer.from(',}')]), 'malformed_json'],
     [Buffer.from(`{"a":"${'\\n'.repeat(BLOB_BYTES * 1.5)}"}`), 'validation_failed'],
     [Buffer.from(`{"plaintext":"${'\\n'.repeat(BLOB_BYTES * 1.5)}\\u0000"}`), 'validation_failed'],
     [Buffer.concat([Buffer.alloc(3 * BLOB_BYTES, ' '), Buffer.from('{')]), 'malformed_json']
   ] as const) t.match(await send(port, pathOf(caller), caller, body), new RegExp(`^HTTP/1\\.1 4(?:00|22) [\\s\\S]*${code}`))
-  // No other route takes more than before.
+  // The limit of every other route is unchanged.
   const { project, target, environment } = at
   const patched = await send(
     port, `/api/v1/${caller.organization}/${project}/${target}/${environment}/secrets/names`, caller, Buffer.alloc(3 * BLOB_BYTES, ' '))
@@ -131,7 +131,7 @@ async function hold (port: number, caller: Caller, begun: string, ask: () => Pro
   return { refused, drop: () => held.forEach(({ socket }) => socket.destroy()) }
 }
 
-/** Sends again until the answer has the status. */
+/** Repeats the request until the response has the status. */
 async function until (status: number, sending: () => Promise<string>, again = () => {}) {
   for (let n = 0; n < 1_000; n++) {
     const answer = await sending()

@@ -41,7 +41,7 @@ for (const shell of shells) {
       if (!('text' in written)) throw new Error('refused')
       const file = join(directory, 'values.env')
       writeFileSync(file, written.text)
-      // Nothing but the assignments is done, and each value arrives in the environment of a process.
+      // The script must only set variables, and each value must arrive in the environment of a process.
       const script = `set -aeu; . '${file}'; exec '${process.execPath}' -e 'process.stdout.write(JSON.stringify(process.env))'`
       const output = inShell(shell, script, {})
       const found = Object.entries(JSON.parse(output) as Record<string, string>).filter(([name]) => name.startsWith('V_'))
@@ -88,7 +88,7 @@ t.test('a special variable of a shell is refused, because the shell could run it
   for (const name of ['PSX', 'PS', 'UIDS', 'A_', '__', 'MAIL', 'ENV', 'IFS', 'PATH', 'GID', 'random']) {
     t.match(shellText({ [name]: 'x' }), { text: `${name}='x'\n` }, name)
   }
-  // Each other variable that a shell has at its start takes any value; zsh has more of its own.
+  // All other variables of a shell at its start accept any value; zsh has further variables.
   for (const shell of shells.filter((shell) => shell !== '/bin/zsh')) {
     const own = inShell(shell, shell === '/bin/bash' ? 'compgen -v' : "set | sed -n 's/=.*//p'")
     for (const name of own.split('\n').filter((name) => /^[A-Za-z_]\w*$/.test(name))) {
@@ -152,11 +152,11 @@ t.test(`docker and kubectl read exactly the values (seed ${SEED})`, { skip }, as
     return { entries, written: dockerText(entries) }
   })
   const allowed = cases.flatMap(({ entries, written }) => 'text' in written ? [{ entries, text: written.text }] : [])
-  // Each is the first line, where a byte order mark counts, and a line after another and before another.
+  // Each document stands alone, and once between two other lines. A byte order mark counts only in the first line.
   const files = allowed.flatMap(({ text }) => [text, `FIRST=1\n${text}LAST=2\n`])
   const output = execFileSync(DOCKER, { input: JSON.stringify(files), encoding: 'utf8', maxBuffer: 2 ** 28 })
   const { docker, kubectl } = JSON.parse(output) as Record<string, (Entries | null)[]>
-  // kubectl says of these names that they are invalid.
+  // kubectl refuses these names as invalid.
   const isOfKubectl = (name: string) => /^[-._a-zA-Z][-._a-zA-Z0-9]*$/.test(name) && !/^\.(?:$|\.)/.test(name)
   const wrong = allowed.filter(({ entries }, index) => {
     const expected = [entries, { FIRST: '1', ...entries, LAST: '2' }]

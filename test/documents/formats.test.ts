@@ -105,7 +105,7 @@ t.test('text after a quote and a value on the next line are refused at a store a
     t.match(stored.body, { warnings: [{ name: 'A', reason }] })
     t.notOk('warning' in stored.body, 'it parses')
     const { version } = stored.body.data
-    // Such a document is there from before, or stored in another way: everything goes on.
+    // Such a document can exist from an earlier release, or by another kind of store. All requests must still work.
     for (const rest of ['/values', '/names', '?decrypt=true&merge=true', '?decrypt=true&raw=true', '/names/history?name=A',
       `?decrypt=true&at=${encodeURIComponent(new Date(Date.now() - 1).toISOString())}`]) {
       t.equal((await get(at, rest)).status, 200, rest)

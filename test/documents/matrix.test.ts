@@ -6,7 +6,7 @@ import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts
 import { clientKey } from '../helpers/client.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
-// The names of a project as rows and its levels as columns.
+// A matrix with the names of a project as rows and its levels as columns.
 
 const test = await startApp(t)
 const BOTH = ['secret:read', 'secret:decrypt'] as const
@@ -40,7 +40,7 @@ t.test('each cell says whether the level sets, inherits, overrides or lacks the 
   })
   t.match(answer.body.data.attributes.levels[0], { version: /^\d+$/, etag: /^"[\w-]{22}"$/, unreadable: false })
   t.match(answer.body.data.attributes.levels[5], { version: null, etag: null, unreadable: false })
-  // The ETag is the one of the document, for a change.
+  // A change can use this ETag, because it is the ETag of the document.
   const patched = await owner.call('PATCH', `/${owner.organization}/cells/backend/live/secrets`, { set: { F: '1' } }, {
     'if-match': answer.body.data.attributes.levels[2].etag
   })
@@ -490,7 +490,7 @@ function columnsIn ({ status, body, text }: Answer): string[] {
     [level, [target, environment].filter((slug) => slug !== null).join('/')].filter((word) => word !== '').join(' '))
 }
 
-/** Each row as a text. */
+/** The rows of the matrix as text. */
 function rowsIn ({ status, body, text }: Answer): Record<string, string> {
   if (status !== 200) throw new Error(text)
   const { levels, names } = body.data.attributes

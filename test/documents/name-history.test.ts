@@ -6,7 +6,7 @@ import { MAX_OPENED_VERSIONS } from '../../schemas/names.ts'
 import { earlier, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
-// The versions that changed one name.
+// The versions of a document that changed a certain name.
 
 const test = await startApp(t)
 const owner = await test.organization()
@@ -62,7 +62,7 @@ t.test('a name can have any character, and can be empty', async (t) => {
     const at = await makeLevel(owner, { slug: `odd-${format}`, secret_format: format })
     for (const value of ['1', '2']) {
       const members = odd.map((name) => `${JSON.stringify(name)}: ${JSON.stringify(value)}`)
-      // JSON is YAML.
+      // JSON is also valid YAML.
       await store(at, `{${members.join(', ')}}`)
     }
     for (const name of odd) {
@@ -116,7 +116,7 @@ t.test('unreadable, deleted and unrecorded versions are skipped and counted; a n
   await store(at, 'A=6', { no_backup: true })
   t.strictSame((await history(at, 'A')).body.meta, { unreadable: 1, missing: 3, next: null })
 
-  // The first version that is left was no `create`: its change is unknown.
+  // The oldest remaining version is not a `create`, so its change is unknown.
   for (const { id } of (await owner.call('POST', `/${org}/secrets/versions`, at)).body.data.slice(2)) {
     await owner.call('DELETE', `/${org}/secrets/versions/${id}`)
   }
@@ -150,7 +150,7 @@ t.test('versions under a client’s key are skipped and counted; those under for
   const { storage_mode: _, ...next } = second.registration
   const secrets = [{ id: secret_id, content: sealBlob(second.dataKey, 'A=1') }]
   await ok(owner.call('POST', `/${org}/handed/secrets/rotate-client-keys`, { secrets, ...next }))
-  // The service cannot check what a client stores.
+  // The service cannot check content that a client has encrypted.
   for (const content of [random(60).toString('base64'), secrets[0]!.content]) {
     await ok(owner.call('POST', `/${org}/secrets/store`, { ...at, content, key_proof: second.proof }))
   }
@@ -224,7 +224,7 @@ t.test('a request opens at most 500 versions; at the border of two requests no c
   const at = await makeLevel(owner, { slug: 'long' })
   const count = 2 * MAX_OPENED_VERSIONS + 10
   const first = Number(await store(at, 'A=0'))
-  // Each version has another value.
+  // The value differs in each version.
   const ids = [first]
   for (let i = 1; i < count; i += 50) {
     const length = Math.min(50, count - i)

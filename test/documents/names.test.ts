@@ -6,7 +6,7 @@ import { READ_TYPE } from '../../schemas/secrets.ts'
 import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
-// Reads of names and values: what a process or a person needs of the documents of a level.
+// Reads of names and values: the data that a process or a person needs from the documents of a level.
 
 const test = await startApp(t)
 const owner = await test.organization()

@@ -10,7 +10,7 @@ import { documentError } from '../../src/rules/documents/read.ts'
 import { isUnchanged, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
-// A database of its own: removes a constraint of a table.
+// This file has its own database, because it removes a constraint of a table.
 const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization
@@ -389,7 +389,7 @@ t.test('entity tags are strong, keyed and change with every write; If-None-Match
   t.not(
     (await store({ ...elsewhere, plaintext: 'A=1' })).headers.etag, first.headers.etag, 'equal documents do not show'
   )
-  // A shallower write shows in the answer of a deeper read.
+  // A write to a higher level changes the response to a read of a lower level.
   const before = String((await read(path)).headers.etag)
   await store({ project: at.project, plaintext: 'P=1' })
   t.equal((await read(path, owner, { 'if-none-match': before })).status, 200)
@@ -751,7 +751,7 @@ t.test('writing a large response lets other work run between its parts, and equa
 t.test('a client-managed project without a check of its key answers key_proof_required', async (t) => {
   const key = await clientKey('correct horse battery staple')
   const at = await makeLevel(owner, { slug: 'unchecked', ...key.registration })
-  // No route makes such a row and the schema refuses it: this is the last line of defence.
+  // No route creates such a row, and the schema refuses it. This check is the last line of defence.
   await test.sql('ALTER TABLE encryption_keys DROP CONSTRAINT encryption_keys_custody')
   await test.sql(
     "UPDATE encryption_keys SET key_check = NULL, key_check_hash = NULL WHERE project_id = (SELECT id FROM projects WHERE slug = 'unchecked')"

@@ -5,10 +5,10 @@ import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helper
 import { clientKey } from '../helpers/client.ts'
 import { makeLevels, miscounted, startInstances, times, type Level } from '../helpers/traffic.ts'
 
-// A database of its own: compares the counts of all organizations with their rows.
+// This file has its own database, because it compares the counts of all organizations with their rows.
 const service = await startIsolatedApp(t)
 
-/** What an empty plaintext becomes: initialization vector and tag. */
+/** The stored bytes of an empty plaintext: initialization vector and tag. */
 const OVERHEAD = 28
 
 const bytesOf = async ({ organization, call }: Caller) => {
@@ -18,7 +18,7 @@ const bytesOf = async ({ organization, call }: Caller) => {
 }
 const usedBy = async (caller: Caller) => (await bytesOf(caller)).used
 
-/** Sets what the plan of an organization allows: one of its own. */
+/** Gives an organization a new plan with this limit. */
 async function limit ({ organization }: Caller, max_bytes: number | null) {
   await service.sql(`INSERT INTO plans (name, api_per_minute, max_bytes) VALUES ('${organization}', 100, ${max_bytes})
     ON CONFLICT (name) DO UPDATE SET max_bytes = excluded.max_bytes`)
@@ -184,10 +184,11 @@ t.test('of forty who write at once, exactly as many succeed as the plan has room
     t.same(await miscounted(sql), [])
     return at.filter((_, i) => answers[i]!.status === 200)
   }
-  // A document and its version, each; the last one of the room is too small for both.
+  // Ten documents fit, each with its version. The remaining space of `size` bytes is too small for another document
+  // with its version.
   const stored = await race(deepest, 10 * 2 * size + size)
   t.equal(stored.length, 10)
-  // Where there was a document, only the version is more.
+  // A store over an existing document adds only a version.
   t.equal((await race(deepest.map(() => stored[0]!), 10 * size)).length, 10)
   t.strictSame(await bytes(), { used: 30 * size, limit: 30 * size })
 })

@@ -16,19 +16,19 @@ import {
   makeLevels, miscounted, ON_POSTGRES, opener, times, type Level, type Send as SendOverHttp
 } from '../helpers/traffic.ts'
 
-// Writes of one organization that wait together are one statement and one commit, and each has its own outcome.
+// Queued writes of one organization share one statement and one commit, and each write has its own result.
 
 t.setTimeout(120_000)
 
-// A database of its own: compares the counts of all organizations with their rows.
+// This file has its own database, because it compares the counts of all organizations with their rows.
 const service = await startIsolatedApp(t)
 
 type Send = (method: string, path: string, body?: unknown, headers?: Record<string, string>) => Promise<Answer>
 
-// What the helpers of traffic read of an answer is the same.
+// The helpers of traffic need only the fields that both kinds of responses have.
 const overHttp = (send: Send) => send as unknown as SendOverHttp
 
-/** An organization with levels of a project, `more` besides, and a way to send to it. */
+/** An organization with levels of a project and the further levels `more`, and a function that sends requests to it. */
 async function start (environments: string[], ...more: string[]) {
   const caller = await service.organization()
   const sendAs = ({ call }: Caller): Send => (method, path, body, headers) =>
@@ -44,7 +44,7 @@ type Started = Awaited<ReturnType<typeof start>>
 const store = (send: Send, level: Level, plaintext: string, headers = {}, more = {}) =>
   send('POST', '/secrets/store', { ...level, plaintext, ...more }, headers)
 
-/** What holds in an organization whatever came of its writes; answers the versions of each commit. */
+/** Checks the rules that hold after any writes of an organization. Returns the versions of each commit. */
 async function agree (t: Test, { organization }: Started): Promise<number[][]> {
   const where = `organization_id = '${organization}'`
   const versions = await service.sql(`SELECT id::int, xmin::text AS by FROM secret_versions WHERE ${where} ORDER BY id`)
@@ -60,7 +60,7 @@ async function agree (t: Test, { organization }: Started): Promise<number[][]> {
   return [...commits.values()]
 }
 
-/** The answers' versions hold what was sent with them. */
+/** Checks that the versions in the responses have the content that was sent. */
 async function holds (t: Test, send: Send, answers: Answer[], content: (index: number) => string) {
   const open = await opener(overHttp(send), 'orbit')
   for (const [i, { status, body }] of answers.entries()) {
@@ -70,7 +70,7 @@ async function holds (t: Test, send: Send, answers: Answer[], content: (index: n
   }
 }
 
-/** Does something once, before the service sends the first statement of the kind. */
+/** Calls `act` once, before the service sends the first statement of this kind. */
 async function atFirst<T> (kind: RegExp, act: () => void, work: () => Promise<T>): Promise<T> {
   let isDone = false
   const watch = (message: unknown) => {
@@ -89,9 +89,9 @@ async function atFirst<T> (kind: RegExp, act: () => void, work: () => Promise<T>
   }
 }
 
-// A level is about to be looked up: who asks was let in by then.
+// The service is about to look up a level. At this time the guard has accepted the caller.
 const LOOK = /AS queries \(query_index int/
-// Counters are about to be locked: everything that was looked up before is looked up again.
+// The service is about to lock counters. It then repeats all earlier look-ups.
 const LOCK = /FROM organization_counters .*FOR NO KEY UPDATE/s
 
 const RUN = `import postgres from 'postgres'
@@ -99,7 +99,10 @@ const RUN = `import postgres from 'postgres'
   await sql.unsafe(query)
   await sql.end()`
 
-/** Changes the database before the service sends anything else: on a server beside it, in one session before it. */
+/**
+ * Changes the database before the service sends its next statement. Uses another process on a server, and an earlier
+ * statement in the only session of the embedded database.
+ */
 async function changer ({ sql: run }: TestApp): Promise<(query: string) => void> {
   if (!ON_POSTGRES) return (query) => { run(query).catch((error: unknown) => { throw error }) }
   const url = new URL(process.env.TEST_DATABASE_URL!)
@@ -149,7 +152,7 @@ t.test('of writers with one ETag, one wins, also with other writers beside them'
     i % 2 === 0 ? store(send, level!, `WRITER=${i}`, headers) : store(send, other!, `WRITER=${i}`)))
   t.same(answers.map(({ status }) => status).filter((_, i) => i % 2 === 0).sort(), [200, ...Array(9).fill(412)])
   t.same([...new Set(answers.map(({ status }) => status).filter((_, i) => i % 2 === 1))], [200])
-  // The first document of a level, too.
+  // This includes the first document of a level.
   const fresh = running.levels[3]!
   const created = await Promise.all(times(5, (i) => store(send, fresh, `WRITER=${i}`, { 'if-none-match': '*' })))
   t.same(created.map(({ status }) => status).sort(), [200, 412, 412, 412, 412])
@@ -171,8 +174,8 @@ t.test('deletes, stores, restores and writes without a version of one level, tog
     send('POST', '/secrets/delete', { ...level }),
     send('POST', `/secrets/versions/${id}/restore`, {})
   ])
-  // In whichever order they came to stand: two deletes of what only one of them finds, and a store of what may be
-  // there.
+  // The statuses for any order of the queue. Only one of two deletes finds the document, and a conditional store may
+  // find one.
   for (const [i, allowed] of [[200], [204, 404], [200, 412], [200], [200], [204, 404], [204, 404], [200]].entries()) {
     t.ok(allowed.includes(answers[i]!.status), `${i}: ${answers[i]!.status} ${answers[i]!.text}`)
   }
@@ -253,7 +256,7 @@ t.test('two organizations at once: each has ids and events of its own', async (t
   for (const running of [one, other]) t.equal((await agree(t, running)).flat().length, 10)
 })
 
-/** Organizations with a document each, which the service has written. */
+/** Creates organizations, and stores a document in each through the service. */
 const several = (count: number) => Promise.all(times(count, async () => {
   const running = await start(['live'])
   await store(running.send, running.levels[0]!, 'FIRST=1')
@@ -267,7 +270,7 @@ t.test('20 organizations at once: few commits, and each has ids and events of it
   const organizations = await several(20)
   for (const { status, body } of await all(organizations)) t.match([status, body], [200, { data: { version: '2' } }])
   for (const running of organizations) await agree(t, running)
-  // On Citus, a transaction is about one organization.
+  // On Citus, a transaction changes only one organization.
   if (ON_CITUS) return
   const ids = organizations.map(({ organization }) => `'${organization}'`).join()
   const commits = await service.sql(`SELECT xmin::text, count(*)::int FROM secret_versions
@@ -374,7 +377,7 @@ t.test('callers of every kind in one statement: only callers that ended are refu
       o6
     ])
   )
-  // If the caller was looked up after the change, the member lacks the scope.
+  // If the guard looks up the caller after the change, the member lacks the scope.
   t.match(answers.map(({ status }) => String(status)), ['200', '401', '200', /^40[14]$/, '200', '200'])
   for (const [i, running] of organizations.entries()) {
     t.equal((await agree(t, running)).flat().length, answers[i]!.status === 200 ? 2 : 1)
@@ -403,10 +406,10 @@ t.test('a version that was purged meanwhile does not come back, also with other 
   for (const running of organizations) await agree(t, running)
 })
 
-// What a document and its snapshot take at least, and more than the text of any statement.
+// The minimum bytes of a document and its snapshot. This is more than the text of any statement.
 const SENT = 20_000
 
-/** The service once more, whose connections go through here: the one that next carries several documents can be cut. */
+/** Starts another instance behind a proxy. The proxy can cut the next connection that carries several documents. */
 async function behindProxy (t: Test) {
   const [row] = await service.sql('SELECT current_database() AS name')
   const server = new URL(process.env.TEST_DATABASE_URL!)
@@ -421,7 +424,7 @@ async function behindProxy (t: Test) {
     }
     near.on('data', (bytes) => {
       if (cut === 'before' && bytes.length > 1.5 * SENT) near.destroy()
-      // What follows the rows and is this small is the commit, which may have no text when it is prepared.
+      // A small packet after the rows is the commit. A prepared commit may have no text.
       isLost ||= isCommitting && bytes.length < 200
       isCommitting ||= cut === 'after' && bytes.length > 1.5 * SENT
       if (near.destroyed || isLost) cut = undefined
@@ -429,7 +432,7 @@ async function behindProxy (t: Test) {
     })
     far.on('data', (bytes) => {
       if (!isLost) near.write(bytes)
-      // It is ready for the next one: what it did is committed.
+      // The server is ready for the next query, so the transaction is committed.
       else if (bytes.at(-6) === 'Z'.charCodeAt(0)) near.destroy()
     })
   }).listen(0, '127.0.0.1')
@@ -519,7 +522,7 @@ t.test('what is deleted, purged or changed is what its project was held for', {
   )
 })
 
-/** Waits until a statement is sent for the second time: once by the test itself. */
+/** Waits until a matching statement is sent for the second time; the test itself sends the first. */
 function sentNext (pattern: RegExp) {
   let times = 0
   const again = new Promise<void>((resolve) => {

@@ -10,11 +10,11 @@ import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { command, scratchDirectory, startServer } from '../helpers/process.ts'
 import { client, makeLevels, openQueries, replay, store, type Replayed, type Send } from '../helpers/traffic.ts'
 
-// The clocks of two instances jump, by themselves and together, under load; the time that counts is the database's.
+// The clocks of two instances jump under load, one alone or both together. Only the time of the database must count.
 
 const HOUR = 3_600
 const DAY = 24 * HOUR
-/** Seconds that the clock of each is wrong by, one jump after the other. */
+/** The clock errors of the two instances in seconds, one pair for each jump. */
 const JUMPS: [number, number][] = [
   [HOUR, HOUR], [-HOUR, -HOUR], [-DAY, -DAY], [0, 300], [300, 0], [-DAY, HOUR], [8 * DAY, -8 * DAY], [0, 0]
 ]

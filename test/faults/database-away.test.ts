@@ -7,18 +7,18 @@ import { hasPostgres, startPostgres, type TestPostgres } from '../helpers/postgr
 import { random, times } from '../helpers/traffic.ts'
 import type { Trouble } from '../helpers/way.ts'
 
-// PostgreSQL stops, freezes, or cannot be reached any more, while two instances serve on it under load.
+// PostgreSQL stops, freezes or becomes unreachable, while two instances serve requests under load.
 
 const POOL = 6
 const SEED = Math.floor(Math.random() * 2 ** 32)
 
 interface Fault {
   begin (): Promise<unknown> | unknown
-  /** The moment from which the service is to be there again comes when this has happened. */
+  /** Ends the fault. The service must recover from this time on. */
   end (): Promise<unknown> | unknown
-  /** Whether the service can do nothing meanwhile, serves as if there were none, or as well as it can. */
+  /** The service during the fault: unavailable, unaffected, or slow. */
   meanwhile: 'away' | 'serves' | 'slow'
-  /** The one that has it, when it is not both. */
+  /** The index of the affected server; undefined if both are affected. */
   server?: number
 }
 

@@ -12,24 +12,24 @@ import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { cli, command, scratchDirectory, startServer } from '../helpers/process.ts'
 import { makeLevels, openQueries, replay, statuses, store, times, type Replayed, type Reply } from '../helpers/traffic.ts'
 
-// The disk of the database is full: that of a PostgreSQL, and that of the embedded one.
+// The disk of the database is full. Tests PostgreSQL and the embedded database.
 
 const MIB = 1 << 20
 
 type Teardown = Pick<Test, 'teardown'>
 
-/** A small disk of the test's own, in memory. Throws if the process may not mount one. */
+/** Mounts a small disk in memory for the test. Throws if the process may not mount it. */
 function makeDisk (t: Teardown, megabytes: number) {
   const dir = mkdtempSync(join(tmpdir(), 'strongroom-disk-'))
   t.teardown(() => rmSync(dir, { recursive: true, force: true }))
   const { status } = spawnSync('mount', ['-t', 'tmpfs', '-o', `size=${megabytes}m,mode=711`, 'tmpfs', dir])
   if (status !== 0) throw new Error('no disk can be mounted')
-  // Whatever is still open on it.
+  // A lazy unmount works even if files on the disk are still open.
   t.teardown(() => spawnSync('umount', ['-l', dir]))
   const ballast = join(dir, 'ballast')
   return {
     dir,
-    /** Leaves no byte free. */
+    /** Fills the disk completely. */
     fill () {
       const file = openSync(ballast, 'w')
       try {
@@ -114,7 +114,7 @@ t.test('RL-14 a full disk ends the embedded database with 1; the next start has 
     disk.fill()
     let refused: number | undefined
     const ended = server.ended
-    // Some room is left in files that are there already.
+    // Existing files still have some free space.
     await Promise.all(times(4, async (writer) => {
       for (let i = 0; server.child.exitCode === null; i++) {
         const { reply } = await store(watch.send, levels[writer % 2]!, `VALUE=${'x'.repeat(4096)}${i}`)
@@ -156,10 +156,10 @@ t.test('RL-14 a full disk ends the embedded database with 1; the next start has 
 })
 
 t.test('a backup that the disk has no room for ends at once, and says where', { skip: leftOut }, async (t) => {
-  // A database of its own: fills the disk of the database.
+  // This test has its own database, because it fills the disk of the database.
   const service = await startIsolatedApp(t)
   await settle(service, 'large')
-  // Some 30 MB, which the file system has room for, and the database with its indexes has not.
+  // Writes about 30 MB. The file system has enough space for these rows, but not for the database with its indexes.
   for (let i = 0; i < 30; i++) {
     await service.sql(`INSERT INTO sign_in_failures (key, failures)
       SELECT decode((SELECT string_agg(md5('${i}-' || j || '-' || k), '') FROM generate_series(1, 125) k), 'hex'), 1

@@ -5,7 +5,7 @@ import {
   makeLevels, patient, random, mix, rotate, startInstances, store, type Level, type Reply
 } from '../helpers/traffic.ts'
 
-// What every fault is judged by: it accepts what the service does, and finds what it must not do.
+// Tests the criteria of the fault tests. They must accept correct behaviour of the service, and detect errors.
 
 const { service, addresses, organization } = await startInstances(t)
 const caller = { organization, token: (await service.token(organization, ['*'])).token }

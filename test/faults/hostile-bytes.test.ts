@@ -9,20 +9,20 @@ import { hasPostgres } from '../helpers/postgres.ts'
 import { heard, repliesIn, rest } from '../helpers/sockets.ts'
 import { makeLevels, random, type Reply } from '../helpers/traffic.ts'
 
-// Bytes that no client of good will sends, to a service in a process of its own behind a proxy that it trusts.
+// Malicious bytes for a service in a separate process behind a trusted proxy.
 
 const LARGE = cycles(20)
 const AT_ONCE = 50
 const CLIENTS = 16
 const SEED = 20261123
 const FUZZED = 60_000 * cycles(20) / 20
-/** MiB that a process may have more than before. */
+/** The maximum growth of the memory of a process in MiB. */
 const GROWTH = 100
-/** Milliseconds of CPU for one body. */
+/** The maximum CPU time for one body in milliseconds. */
 const DEAR = 100
-/** Milliseconds that a client waits for an answer to what may have no end. */
+/** The milliseconds that a client waits for a response to a request that may not end. */
 const PATIENCE = 300
-/** What a body may have, by default. */
+/** The default maximum size of a body. */
 const BODY = 2 * 1024 * 1024
 
 t.setTimeout(600_000)
@@ -38,14 +38,14 @@ t.test('hostile bytes', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
   const json = 'Content-Type: application/json\r\n'
   const post = `POST ${own}/fuzzed/targets HTTP/1.1\r\n${bearer}${json}`
 
-  /** What came back for bytes that are sent at once, until the connection was closed. */
+  /** Sends bytes at once. Returns all responses until the connection is closed. */
   async function exchange (text: string) {
     const socket = open()
     socket.write(text, 'latin1')
     return heard(socket)
   }
 
-  /** What a reply is that says `status` and nothing else. */
+  /** Returns a problem unless there is exactly one response with this status. */
   const isNot = (status: number, replies: Reply[]) =>
     replies.length !== 1 || replies[0]!.status !== status ? [`${status} is expected: ${JSON.stringify(replies)}`] : []
 
@@ -64,7 +64,7 @@ t.test('hostile bytes', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
       [`${post}Transfer-Encoding: chunked\r\n\r\n`, chunk],
       [`${post}Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n`, `${(2 * BODY).toString(16)}\r\n${mebibyte}`]
     ]
-    /** Sends until it is answered, or cut off. */
+    /** Sends data until a response arrives or the connection is closed. */
     async function pour (socket: Socket, begin: string, more: string) {
       const answer = rest(socket)
       const pump = () => {
@@ -79,7 +79,7 @@ t.test('hostile bytes', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
       await Promise.all(Array.from({ length: AT_ONCE }, async (_, i) => {
         const [begin, more] = ways[i % ways.length]!
         const replies = repliesIn(await pour(open(), begin, more))
-        // Of who goes on sending to a connection that was closed, the system throws the answer away.
+        // The operating system discards the response if the client keeps sending on a closed connection.
         if (replies.length === 0) unheard++
         else outside.push(...isNot(413, replies), ...outsideContract('POST', '/fuzzed/targets', replies[0]!))
       }))
@@ -131,7 +131,7 @@ t.test('hostile bytes', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
         }),
         ...FORWARDED.flatMap((address) => [`X-Forwarded-For: ${address}`, `Forwarded: for=${address}`, `X-Real-IP: ${address}`])
           .map(async (header) => {
-            // A control character is no header at all.
+            // A header with a control character is invalid.
             const status = header.includes('\u001b') ? 400 : 200
             outside.push(...isNot(status, await exchange(get(`${header}\r\n`))))
           }),
@@ -182,7 +182,7 @@ t.test('hostile bytes', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
       const at = Math.floor(next() * text.length)
       return pick(damages)(text.slice(0, at), text.slice(at), Math.floor(next() * 20))
     }
-    // Half of the time only the body is damaged; else the service would rarely come to read it.
+    // Damages only the body in half of the cases, because the service rarely reads the body after a damaged head.
     const damage = (text: string): string => {
       const [head = '', body = ''] = text.split(/(?<=\r\n\r\n)/)
       if (body === '' || next() < 0.5) return damageAnywhere(text)
@@ -213,7 +213,7 @@ t.test('hostile bytes', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
         const came = await answer
         clearTimeout(late)
         const [, method = '', path = ''] = /^(\w+) (\S+) HTTP\/1\.1\r\n/.exec(text) ?? []
-        // OPTIONS is answered wherever there is a path.
+        // OPTIONS gets a response for every path.
         const isMeant = path !== '' && method !== 'OPTIONS' && whole.startsWith(`${method} ${path} `)
         const where = path.startsWith(own) ? path.slice(own.length) : `/${path}`
         try {

@@ -8,24 +8,25 @@ import { killAgainAndAgain, type Kills } from '../helpers/crash.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { cli, scratchDirectory } from '../helpers/process.ts'
 
-// Kills of the server process at moments of a clock, under the mix of what changes documents, keys and histories, in
-// two organizations and under keys of either custody. Three services at once, each on a database of its own.
+// Kills the server process at random times under a mix of changes of documents, keys and histories. Uses two
+// organizations, and both server-managed and client-managed keys. Three services run at the same time, each on a
+// separate database.
 
-// Shared out so that the three services are done at about the same time.
+// The numbers of kills make the three services finish at about the same time.
 const KILLS = { postgres: 220, embedded: 80 }
 const CLIENTS = 12
 const SEED = 20261123
-/** Milliseconds from when it serves. */
+/** The earliest time of a kill, in milliseconds after the server is ready. */
 const EARLIEST = 200
 const LATEST = 2_000
-// Three services and their clients leave half of two cores to whichever starts.
+// With this pause, three services and their clients leave one of two cores to a starting server.
 const REST = 400
 
 type Killed = Omit<Outcome, 'fault'>
 const killed = async (t: Test, kills: Pick<Kills, 'kills' | 'env' | 'database' | 'seed'>): Promise<Killed> => {
   const { env, ...others } = kills
   const outcome = await killAgainAndAgain(t, {
-    // A rotation derives a key, which takes longer than a start.
+    // A rotation derives a key, which takes longer than a start of the server.
     env: { RATE_LIMIT_KEY_ROTATION: '2', ...env },
     clients: CLIENTS,
     organizations: 2,

@@ -12,11 +12,12 @@ import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { beginServer, startServer } from '../helpers/process.ts'
 import { makeLevels, random, store, times } from '../helpers/traffic.ts'
 
-// The schema changes under load, by processes that start, several at once, and some killed in the middle.
+// Migrates the schema under load. Several processes start at the same time, and the test kills some of them during the
+// migration.
 
 const LOCKED = 1_000
 const LOOK = 5
-// Milliseconds from the first connection of a start to its schema, and some more.
+// The milliseconds between the first connection of a start and the end of its migrations, with a margin.
 const MIGRATING = 500
 const ALL = readdirSync('drizzle').filter((name) => name.endsWith('.sql')).length
 const SEED = Math.floor(Math.random() * 2 ** 32)
@@ -28,7 +29,7 @@ function clientOf (t: Test, url: string) {
   return client
 }
 
-/** Polls which tables are locked against all reads. Returns the longest time of such a lock, and its table. */
+/** Polls for tables with a lock that excludes all reads. Returns the longest time of such a lock, and its table. */
 function watchLocks (t: Test, url: string) {
   const client = clientOf(t, url)
   const longest = { ms: 0, table: 'none' }
@@ -92,7 +93,7 @@ t.test('RL-30 RL-31 starters are killed in the middle of the migrations: the oth
     done.push(await migrated())
     const began = performance.now()
     const server = await startServer(t, env)
-    // Of two starters, the one that made the organization said so.
+    // Only the starter that created the organization printed its credentials.
     const first = server.first
     recovery = Math.max(recovery, performance.now() - began)
     t.equal(await migrated(), ALL)
@@ -141,7 +142,7 @@ t.test('RL-30 a schema upgrade under load on two instances: no failed request, n
   })
   t.same(load.refused, [0, 0], 'no request failed')
   const recovery = await recovers(pair.sends, pair.beacon)
-  // This build does not know them, and would leave the database alone.
+  // This build does not know these migrations, and would refuse to start.
   await clientOf(t, database.url)`DELETE FROM drizzle.__drizzle_migrations WHERE id > ${ALL}`
   await judge(t, database.url, pair, [load], { fault: 'Schema grows under load', cycles: 1, recovery, note: locked })
 })

@@ -9,10 +9,10 @@ import { repliesIn } from '../helpers/sockets.ts'
 import { startStorm, type Asked, type Storm } from '../helpers/storm.ts'
 import { makeLevels, patient, type Level, type Operation, type Reply } from '../helpers/traffic.ts'
 
-// More clients than the service can serve, in a process of their own, each of which asks again as soon as it was
-// answered: that is how clients of secrets behave, and with five times as many as keep the service busy there are
-// always four in line for each that is served. Who asks at a fixed rate all the same is no other case: one connection
-// carries one request, so it comes to the same line.
+// More clients than the service can serve, in a separate process. Each client sends its next request as soon as it has
+// a response, like real clients of secrets. The test uses five times as many clients as keep the service busy, so four
+// requests wait for each request that is served. A fixed rate of requests would be the same, because each connection
+// has only one request at a time.
 
 const SATURATED = 64
 const TIMES = 5
@@ -21,9 +21,9 @@ const MEASURED = Math.max(3, cycles(10))
 const STORM = Math.max(5, cycles(30))
 const LEVELS = 20
 const GOODPUT = 0.8
-/** Milliseconds that a refusal may come later than good answers do. */
+/** The maximum milliseconds by which a refusal may be later than a successful response. */
 const REFUSED = 100
-/** MiB that the process may have more than before: garbage is collected later. */
+/** The maximum growth of the process in MiB; the garbage collector runs later. */
 const GROWTH = 400
 
 t.setTimeout(600_000)
@@ -55,7 +55,7 @@ t.test('RL-25 five times as many clients as it can serve: same throughput, short
     return { asked, good, rate: good.length / seconds }
   }
 
-  /** Clients that come on connections of their own, ten a second: how long each waited. */
+  /** Opens ten new connections a second and sends a request on each. Records how long each client waits. */
   function newcomers () {
     const waited: number[] = []
     const state = { isOver: false }
@@ -102,10 +102,11 @@ t.test('RL-25 five times as many clients as it can serve: same throughput, short
   const refused = asked.filter(({ status }) => status >= 300)
   t.ok(refused.every(({ status }) => status === 503 || status === 429))
   t.ok(refused.length === 0 || quantile(refused.map(latencyOf), 0.5) < quantile(latencies, 0.5) + REFUSED, 'refusals are quick')
-  // More than arguments of a call can be.
+  // Math.max cannot have so many arguments.
   const longest = asked.reduce((most, one) => one.isFirst ? most : Math.max(most, latencyOf(one)), 0)
   t.ok(asked.every(({ status }) => status > 0) && longest < RECOVERED, `the last one was answered after ${longest} ms`)
-  // In each turn of its event loop Node.js accepts one connection: how long new ones wait for that is told, not judged.
+  // Node.js accepts one connection in each turn of its event loop. The test reports how long new connections wait, but
+  // has no limit for that.
   t.ok(waited.every(Number.isFinite), 'and so was who came on a connection of their own')
   t.ok(most - before < GROWTH, `${before} MiB before, ${most} at most`)
   const figures = (all: number[]) => `p50 ${quantile(all, 0.5).toFixed()}, p99 ${quantile(all, 0.99).toFixed()} ms`
@@ -120,7 +121,7 @@ t.test('RL-25 five times as many clients as it can serve: same throughput, short
 
 const latencyOf = ({ sent, answered }: Storm['asked'][number]) => answered - sent
 
-/** As `replay` takes it. */
+/** Converts a request to the type that `replay` needs. */
 function operationOf ({ request, level, plaintext, sent, answered, status, version }: Asked): Operation {
   const reply: Reply = { status, body: { data: { version } }, headers: new Headers() }
   return {

@@ -8,10 +8,10 @@ import { fullConcurrency, judge, noLoad, SLOW, startPair, underLoad, untilMore, 
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { statuses, times, type Reply } from '../helpers/traffic.ts'
 
-// All requests wait for the database: for a row that another transaction locks, or because it is slow.
+// All requests wait for the database, because another transaction locks a row or because the database is slow.
 
 const POOL = 6
-// More than have a connection and may wait for one.
+// More requests than connections and places in the queue.
 const CROWD = 260
 const skip = !hasPostgres() && 'PostgreSQL is not installed'
 

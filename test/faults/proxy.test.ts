@@ -10,14 +10,17 @@ import { cycles, watched } from '../helpers/faults.ts'
 import { freePort, hasPostgres } from '../helpers/postgres.ts'
 import { scratchDirectory, startServer } from '../helpers/process.ts'
 
-// The proxy as it is shipped, before two instances that end and are started anew, one after the other.
+// The shipped proxy before two instances, which the test stops and restarts one after the other.
 
 const ROUNDS = cycles(4)
 const SHIPPED = 'examples/haproxy/haproxy.cfg'
 
 t.setTimeout(600_000)
 
-/** HAProxy with the shipped configuration, but for where it listens and how it finds its instances; its address. */
+/**
+ * Starts HAProxy with the shipped configuration, and changes only its port and the addresses of its instances. Returns
+ * the URL.
+ */
 async function startProxy (t: Test, instances: string[]): Promise<string> {
   const port = await freePort()
   let text = readFileSync(SHIPPED, 'utf8')
@@ -61,7 +64,7 @@ t.test('the shipped proxy loses no request when instances end in turn, and witho
     const { code } = await servers[i]!.stop()
     t.equal(code, 0)
     servers[i] = await startServer(t, { ...env, PORT: String(ports[i]) })
-    // Until the proxy has seen it as well.
+    // Waits until the proxy has noticed the change, too.
     await pause(3_000)
   }
   await beside.stop()

@@ -8,7 +8,7 @@ import { samplesOf, valueOf } from '../helpers/metrics.ts'
 import { hasPostgres } from '../helpers/postgres.ts'
 import { hasRedis, startRedis } from '../helpers/redis.ts'
 
-// Two instances under load whose Redis is killed, or stopped in its tracks, and comes back, again and again.
+// Two instances under load. The test repeatedly kills or suspends their Redis, and starts it again.
 
 const LIMIT = 400
 const CALLS = 1_000
@@ -28,14 +28,16 @@ t.test('RL-24 RL-26 Redis comes and goes: limits are exact with it, per instance
   })
   const { processes, watch, level, query } = fire
   const [one, other] = processes as [Process, Process]
-  // What goes on beside is no subject of the limits.
+  // The background requests must not reach the limits.
   await query("UPDATE plans SET api_per_minute = 1000000 WHERE name = 'self-hosted'")
   const agent = new Agent({ keepAlive: true, maxSockets: 100 })
   t.teardown(() => agent.destroy())
   const strange: string[] = []
   let addresses = 0
 
-  /** How many of so many calls at once, from an address without a token, were not past the limit. */
+  /**
+   * The number of requests below the limit. The requests run at the same time and come from an address without a token.
+   */
   async function through (count: number, to: Process[], from = `10.0.${addresses >> 8}.${addresses++ & 255}`) {
     const statuses = await Promise.all(Array.from({ length: count }, (_, i) => new Promise<number>((resolve) => {
       const { address } = to[i % to.length]!.server
@@ -55,14 +57,16 @@ t.test('RL-24 RL-26 Redis comes and goes: limits are exact with it, per instance
   async function until (state: 0 | 1) {
     const begun = performance.now()
     while ((await alone()).some((is) => is !== state)) {
-      // An instance finds out by counting.
+      // An instance notices the state of Redis only when it counts a request.
       await Promise.all(processes.map((process) => through(1, [process], '203.0.113.250')))
       await pause(10)
     }
     return performance.now() - begun
   }
 
-  /** What was found in a round through which all counted together: on a busy machine an answer may come late. */
+  /**
+   * Repeats a round until all instances counted in Redis during it. On a busy machine, a response of Redis may be late.
+   */
   async function together (round: () => Promise<number>): Promise<number> {
     for (;;) {
       await until(0)
@@ -95,7 +99,7 @@ t.test('RL-24 RL-26 Redis comes and goes: limits are exact with it, per instance
   for (const { server } of processes) {
     const changesSaid = () => server.stdout().split('\n').filter((line) => line.startsWith('{'))
       .map((line) => JSON.parse(line)).filter(({ msg }) => msg === ALONE || msg === TOGETHER)
-    // A line leaves a moment later.
+    // The log line can be written a moment later.
     while (changesSaid().length < 2 * FLAPS) await pause(10)
     const said = changesSaid()
     t.strictSame(said.map(({ msg }) => msg), said.map((_, i) => i % 2 === 0 ? ALONE : TOGETHER), 'each change is said once')

@@ -10,27 +10,27 @@ import { samplesOf, valueOf } from '../helpers/metrics.ts'
 import { hasPostgres } from '../helpers/postgres.ts'
 import { heard } from '../helpers/sockets.ts'
 
-// Clients that are too slow, go away in the middle, or are very many, while others want nothing special.
+// Slow clients, clients that disconnect in the middle, and very many clients, while other clients send normal requests.
 
 const SLOW = cycles(1_000)
 const GONE = cycles(10_000)
 const HELD = cycles(10_000)
-/** Milliseconds that a request is given to arrive, headers and all (docs/operations/configure.md). */
+/** The milliseconds within which a request must arrive completely (docs/operations/configure.md). */
 const ARRIVED = 15_000
-/** MiB that a process may have more than before: what it keeps for the next ones, and what is not collected yet. */
+/** The maximum growth of a process in MiB: pools for later requests, and garbage that is not collected yet. */
 const LEAKED = 100
 const HELD_MEMORY = 150
 
 const skip = !hasPostgres() && 'PostgreSQL is not installed'
 
 t.setTimeout(600_000)
-// A process has as many as its hard limit allows: Node.js asks for that by itself.
+// The hard limit of open files. Node.js raises its own soft limit to it.
 const files = Number(/Max open files +\d+ +(\d+)/.exec(readFileSync('/proc/self/limits', 'utf8'))?.[1])
 
 const milliseconds = (latencies: readonly number[]) =>
   `p50 ${quantile(latencies, 0.5).toFixed(1)}, p99 ${quantile(latencies, 0.99).toFixed(1)} ms`
 
-// What others may wait for, at most, in 99 of 100 cases: on a machine with more to do, a few times what it was before.
+// The maximum latency of 99 % of the normal requests. A busy machine may be a few times slower than before the load.
 const mostOf = (before: readonly number[]) => Math.max(200, 3 * quantile(before, 0.99))
 
 async function beforehand ({ watch, level }: UnderFire): Promise<number[]> {
@@ -73,7 +73,7 @@ t.test('RL-16 a client that sends a byte a second is dropped in time, and no oth
       ['POST', '/secrets/store', store.head + store.text.slice(0, 5), store.text.slice(5)],
       ['POST', '/secrets/store', store.head.replace(/Content-Length: \d+/, 'Transfer-Encoding: chunked'), '1\r\n{\r\n'.repeat(99)]
     ] as const)[i % 3]!
-    // Not all at once: how long they wait to be let in is another matter.
+    // Opens the connections one after the other, because this test does not measure the wait for a connection.
     await pause(i)
     const socket = open()
     await once(socket, 'connect')
@@ -106,7 +106,7 @@ t.test('RL-12 RL-13 clients that go away in the middle leave no transaction, no 
   const outside: string[] = []
   const written = (socket: Socket, text: string) => new Promise<void>((resolve) => socket.write(text, () => resolve()))
   const ways: ((socket: Socket) => Promise<void>)[] = [
-    // In the middle of the body.
+    // Disconnects in the middle of the body.
     async (socket) => {
       await written(socket, store.head + store.text.slice(0, 20))
       socket.resetAndDestroy()
@@ -116,7 +116,7 @@ t.test('RL-12 RL-13 clients that go away in the middle leave no transaction, no 
       socket.end(store.head + store.text.slice(0, 20))
       for (const reply of await answers) outside.push(...outsideContract('POST', '/secrets/store', reply))
     },
-    // Before the answer.
+    // Disconnects before the response.
     async (socket) => {
       await written(socket, change.head + change.text)
       socket.resetAndDestroy()
@@ -126,13 +126,13 @@ t.test('RL-12 RL-13 clients that go away in the middle leave no transaction, no 
       socket.end(change.head + change.text)
       for (const reply of await answers) outside.push(...outsideContract('PATCH', '/orbit', reply))
     },
-    // In the middle of it, with others in line.
+    // Disconnects in the middle of the response, with further requests in the queue.
     async (socket) => {
       socket.write(read + read + read)
       await once(socket, 'data').catch(() => {})
       socket.resetAndDestroy()
     },
-    // In the middle of the headers.
+    // Disconnects in the middle of the headers.
     async (socket) => {
       await written(socket, read.slice(0, 40))
       socket.destroy()

@@ -14,10 +14,10 @@ import { beginServer, command, scratchDirectory, startServer, type Server } from
 import { repliesIn } from '../helpers/sockets.ts'
 import { makeLevels, random, type Level, type Operation } from '../helpers/traffic.ts'
 
-// Processes that start on a directory in use, start before their database, or are stopped in the middle of work.
+// Processes that start with a directory in use, start before their database, or stop in the middle of work.
 
 const SEED = 20261123
-/** Milliseconds in which a service that was told to stop has ended. */
+/** The maximum milliseconds between the signal and the exit of a service. */
 const STOPPED = 10_000
 
 t.setTimeout(900_000)
@@ -36,7 +36,7 @@ async function onPostgres (t: Test): Promise<Place & { server: Awaited<ReturnTyp
   return { env, database: server, server }
 }
 
-/** A service of one organization with a level, that is stopped and started again. */
+/** Creates a service with one organization and a level. The test stops and restarts this service. */
 async function settle (t: Test, { env, database }: Place) {
   let server = await startServer(t, env)
   const caller = server.first!
@@ -47,7 +47,7 @@ async function settle (t: Test, { env, database }: Place) {
     level,
     server: () => server,
     watch: () => watch,
-    /** Answers how long it took until it served. */
+    /** Returns the milliseconds until the service was ready. */
     async serves (starting: Promise<Server>, since: number) {
       server = await starting
       watch = watched(server.address, caller, watch)
@@ -202,7 +202,7 @@ for (const [name, open] of [['embedded database', embedded], ['PostgreSQL', onPo
   })
 }
 
-/** Milliseconds after which what was sent has been read. */
+/** The milliseconds after which the service has read the sent data. */
 const ARRIVED = 100
 
 function socketTo (t: Test, address: string) {

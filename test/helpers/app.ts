@@ -31,7 +31,10 @@ import { QUICK } from './costs.ts'
 
 /** Whether the tests run on a Citus cluster. */
 export const ON_CITUS = process.env.TEST_CITUS_NODES !== undefined
-/** SQL that sets a time column back. Citus executes `column - interval` in no UPDATE, since it is not immutable. */
+/**
+ * SQL that sets a time column back. Citus does not execute `column - interval` in an UPDATE, because it is not
+ * immutable.
+ */
 export const earlier = (column: string, by: string): string =>
   `${column} = (${column} AT TIME ZONE 'UTC' - interval '${by}') AT TIME ZONE 'UTC'`
 /** The view of the sessions on the server, or on all nodes of the cluster. */
@@ -55,7 +58,7 @@ export interface TestApp {
   env: Record<string, string>
   /** The log lines since the start of the test. */
   logs: string[]
-  /** The organizations that the test made. */
+  /** The organizations that the test created. */
   organizations: string[]
   /** Creates an organization and returns a caller with an API token that has the abilities. */
   organization (options?: { plan?: string, abilities?: Ability[], slug?: string }): Promise<Caller>
@@ -68,7 +71,7 @@ export interface TestApp {
   /** Runs SQL and then gives the written rows valid MACs, as if the service had written them. */
   write (query: string): Promise<void>
   inject (options: InjectOptions): Promise<Answer>
-  /** Listens on a free port and returns the address. The service that files share listens already. */
+  /** Listens on a free port and returns the address. The shared service already listens. */
   listen (): Promise<string>
 }
 
@@ -91,9 +94,9 @@ interface Shared extends Installation {
 let shared: Promise<Shared> | undefined
 
 /**
- * Returns the service of this process, which listens, with limits off and cheap key derivations. All files of the
- * process share its database, so a test looks only at organizations and people that it made. With settings or costs,
- * starts a second service on that database, until the end of the test.
+ * Returns the shared service of this process, which already listens, with limits off and cheap key derivations. All
+ * files of the process share its database, so a test looks only at organizations and people that it created. With
+ * settings or costs, starts a second service on that database until the end of the test.
  */
 export async function startApp (
   t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK
@@ -109,15 +112,15 @@ export async function startApp (
   const second = await serve(installation, env, costs, (line) => logs.push(line))
   t.teardown(async () => {
     await second.app.close()
-    // The newest service of a database logs its unverified rows.
+    // Only the newest service of a database logs unverified rows.
     findAuthority(installation.database.db)?.logTo(app.log)
   })
   return asTestApp({ ...installation, ...second, logs })
 }
 
 /**
- * Starts a service on a new database, for a test that changes or looks at what all organizations share. Limits are off
- * unless `env` sets them; key derivations are cheap unless `costs` is given.
+ * Starts a service on a new database, for a test that changes or reads data that all organizations share. Limits are
+ * off unless `env` sets them; key derivations are cheap unless `costs` is given.
  *
  * @param as maps the database URL of the owner to the URL that the service connects to
  */
@@ -187,11 +190,11 @@ function asTestApp ({ database, keyring, app, config, env, logs, listen }: Start
   const inject = async (options: InjectOptions): Promise<Answer> => {
     const response = await app.inject(options)
     const text = response.payload
-    // Checked for every response in all tests.
+    // All tests check this for every response.
     if (('retry-after' in response.headers) !== (response.statusCode === 429)) {
       throw new Error(`Retry-After goes with 429: ${response.statusCode} ${options.method} ${String(options.url)}`)
     }
-    // scripts/test.mjs prints this if a test of the process fails: the reason of a 503 is only in the log.
+    // scripts/test.mjs prints this line if a test of the process fails, because only the log has the reason of a 503.
     if (response.statusCode === 503) console.error(`503 ${String(options.url)}`, logs.findLast((line) => line.includes('"err"')))
     const json = /^application\/(?:[\w.]+\+)?json/.test(String(response.headers['content-type'] ?? ''))
     return {
@@ -253,7 +256,7 @@ export const callWith = ({ inject }: Pick<TestApp, 'inject'>, token: string): Ca
     ...(body !== undefined && { payload: body as object })
   })
 
-/** A slug of an organization that no other test has. */
+/** A slug that no other test uses. */
 export const uniqueSlug = (word: string): string => `${word}-${ulid().slice(-10).toLowerCase()}`
 
 /** Creates an organization and returns its id. */
@@ -287,7 +290,7 @@ export async function makeToken (
   return text
 }
 
-/** Asserts that `work` leaves documents, versions and version counters of the organizations of a test as they are. */
+/** Asserts that `work` does not change documents, versions and version counters of the test's organizations. */
 export async function isUnchanged (
   t: Test, { sql, organizations }: Pick<TestApp, 'sql' | 'organizations'>, work: () => Promise<unknown>
 ) {
@@ -372,8 +375,8 @@ async function freshOnCitus (nodes: readonly string[], name: string, as?: (url: 
 
 let unpacked: string | undefined
 
-// The first start of an embedded database unpacks the template. A test process unpacks the template only once and then
-// copies the files, which takes a third of the time.
+// The first start of an embedded database unpacks the template. A test process unpacks it only once and then copies the
+// files, which takes a third of the time.
 function copyCluster (to: string) {
   if (unpacked === undefined) {
     const folder = mkdtempSync(join(tmpdir(), 'strongroom-template-'))

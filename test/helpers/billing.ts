@@ -54,7 +54,7 @@ export function processor (name = 'processor') {
     if (known !== undefined) return known
     const outcome = { status: mode === 'declines' ? 'failed' : 'succeeded', reference: `${kind}_${id}` } as const
     ledger.set(id, outcome)
-    // The payment is executed, but the response is held back until `speak`.
+    // Executes the payment, but holds the response back until `speak` is called.
     if (mode === 'silent') await new Promise<void>((resolve) => { held.push(resolve) })
     return outcome
   }

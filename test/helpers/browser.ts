@@ -12,7 +12,7 @@ const executablePath = process.env.CHROMIUM ?? PLACES.find((place) => existsSync
 /** False, or the reason why tests in a browser are skipped. */
 export const skip = executablePath === undefined ? 'no Chromium is installed; CHROMIUM may name one' : false
 
-/** Resolves no names but those of this machine, so that no test depends on others. */
+/** Resolves only host names of this machine, so that no test depends on other hosts. */
 const ALONE = ['--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost']
 
 export async function launch (): Promise<Browser> {

@@ -135,7 +135,7 @@ export async function judge (
   })
 }
 
-/** The error log lines of a process, except for requests that were refused with 503. */
+/** The error log lines of a process, except those about requests that were refused with 503. */
 function failures (server: Server): string[] {
   return server.stdout().split('\n').filter((line) => /^\{.*"level":[56]0/.test(line) &&
     !line.includes('"error_code":"service_unavailable"'))

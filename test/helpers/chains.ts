@@ -30,13 +30,13 @@ export function chainsOf (service: TestApp, scratch: string) {
       return collect(verifyFile(keyring, file, {}, anchors))
     },
 
-    /** Changes rows with the permissions of the tables' owner, calls `look`, then restores the rows. */
+    /** Changes rows with the permissions of the tables' owner, calls `look`, and then restores the rows. */
     async tampered (statements: readonly string[], look: () => Promise<void>): Promise<void> {
       for (const one of [
         'CREATE TABLE kept_events AS SELECT * FROM audit_events',
         'CREATE TABLE kept_counters AS SELECT * FROM organization_counters',
         'CREATE TABLE kept_keys AS SELECT * FROM chain_keys',
-        // Citus executes one subcommand about triggers at a time.
+        // Citus executes only one subcommand about triggers per statement.
         'ALTER TABLE audit_events DISABLE TRIGGER USER',
         'ALTER TABLE audit_events DROP CONSTRAINT audit_events_numbers', 'ALTER TABLE audit_events ALTER mac DROP NOT NULL',
         ...statements

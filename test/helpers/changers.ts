@@ -2,15 +2,15 @@ import postgres from 'postgres'
 import { command } from './process.ts'
 import { client, makeLevels, type Send } from './traffic.ts'
 
-// The changes of one organization use at most two connections of a process. So a test that needs to occupy all
-// connections sends changes of several organizations.
+// The changes of one organization use at most two connections of a process. A test must therefore send changes of
+// several organizations to occupy all connections.
 
-/** The number of connections for writes of a server with `DATABASE_POOL` 6. */
+/** The number of connections for writes in a server with `DATABASE_POOL` 6. */
 export const WRITING = 4
 
 /**
- * Makes as many organizations as a server has connections for writes, each with a project `orbit`. Returns, for each
- * organization, a client of each address.
+ * Creates as many organizations as a server has connections for writes, each with a project `orbit`. Returns a client
+ * of each address for each organization.
  */
 export async function makeChangers (env: Record<string, string>, addresses: string[]): Promise<Send[][]> {
   const changers: Send[][] = []
@@ -26,14 +26,14 @@ export async function makeChangers (env: Record<string, string>, addresses: stri
   return changers
 }
 
-/** Locks the counters of all organizations in another session, so that changes wait for the lock. */
+/** Locks the counters of all organizations in another session, so that changes wait. */
 export async function lockCounters (url: string) {
   const outside = postgres(url, { max: 2, onnotice: () => {} })
   const holder = await outside.reserve()
   await holder`BEGIN`
   await holder`SELECT FROM organization_counters ORDER BY organization_id FOR UPDATE`
   return {
-    /** How many connections of the service wait for a lock. */
+    /** The number of connections of the service that wait for a lock. */
     waiting: async () => {
       const [row] = await outside`SELECT count(*)::int AS count FROM pg_stat_activity
         WHERE application_name = 'strongroom' AND wait_event_type = 'Lock'`

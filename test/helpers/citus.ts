@@ -20,20 +20,21 @@ const SETTINGS = {
   shared_preload_libraries: 'citus',
   // Each database has a process that detects deadlocks between nodes.
   max_worker_processes: '100',
-  // A statement may use a connection to each shard, and 2PC needs a prepared transaction for each connection.
+  // A statement may use a connection to each shard. A two-phase commit needs a prepared transaction for each
+  // connection.
   max_connections: '400',
   max_prepared_transactions: '400',
   shared_buffers: '64MB',
   // Moves of shards use logical replication.
   wal_level: 'logical',
-  // With the name of the database, for `deadlocksOnCitus`.
+  // Log lines contain the name of the database, for `deadlocksOnCitus`.
   log_line_prefix: '%m [%p] %d ',
   'citus.enable_unsafe_triggers': 'on',
   'citus.recover_2pc_interval': '2s',
   'citus.distributed_deadlock_detection_factor': '2'
 }
 
-/** What a Citus cluster on this machine lacks; undefined if nothing. */
+/** The missing requirements for a Citus cluster on this machine; undefined if nothing is missing. */
 export function missingForCitus (): string | undefined {
   if (!hasPostgres()) return 'PostgreSQL\'s programs (Debian: postgresql)'
   const library = path.join(programs(), '../lib/citus.so')
@@ -42,7 +43,7 @@ export function missingForCitus (): string | undefined {
 
 /**
  * Starts a coordinator and two workers on the loopback interface. `more`: further settings of the servers. `durable`:
- * commits survive a crash, and cost as much as in production.
+ * commits survive a crash, and take as long as in production.
  */
 export async function startCitus (
   more: Record<string, string> = {}, { durable = false }: { durable?: boolean } = {}
@@ -57,7 +58,7 @@ export async function startCitus (
   }
 }
 
-// Citus moves shards with an output plugin of its own, which newer minor releases of PostgreSQL have to allow.
+// Citus moves shards with its own output plugin, which newer minor releases of PostgreSQL must explicitly allow.
 function outputPlugins (): Record<string, string> {
   const name = 'output_plugin_libraries'
   const known = spawnSync(path.join(programs(), 'postgres'), ['--describe-config'], { ...unprivileged(), encoding: 'utf8' })
@@ -95,8 +96,8 @@ export async function createOnCitus (nodes: readonly string[], name: string): Pr
   return urlOf(coordinator!.href, name)
 }
 
-// Sets what `ALTER DATABASE` has set for the template. Citus executes this statement on the other nodes only in a
-// database that it knows by its OID, which a copy is not.
+// Copies the settings that `ALTER DATABASE` has set for the template. Citus executes this statement on the other nodes
+// only in a database whose OID it knows, and it does not know the OID of a copy.
 const copySettings = (name: string, template: string) => `
   DO $$ DECLARE setting text; BEGIN
     FOR setting IN
@@ -107,14 +108,14 @@ const copySettings = (name: string, template: string) => `
     END LOOP;
   END $$`
 
-/** Copies a database and its settings on all nodes. Nothing may be connected to the template. */
+/** Copies a database and its settings on all nodes. The template must have no connections. */
 export async function copyOnCitus (nodes: readonly string[], name: string, template: string): Promise<string> {
   await Promise.all(nodes.map((node) =>
     run(node, `CREATE DATABASE ${name} TEMPLATE ${template} STRATEGY file_copy`, copySettings(name, template))))
   return urlOf(nodes[0]!, name)
 }
 
-/** Renames a database on all nodes, the coordinator last. Ends its connections, and allows no others. */
+/** Renames a database on all nodes, the coordinator last. Ends its connections and refuses new connections. */
 export async function makeTemplateOnCitus (nodes: readonly string[], name: string, newName: string): Promise<void> {
   for (const node of nodes.toReversed()) {
     await run(node,
@@ -131,7 +132,7 @@ export async function dropOnCitus (nodes: readonly string[], name: string): Prom
       try {
         return await run(node, `DROP DATABASE IF EXISTS ${name} WITH (FORCE)`)
       } catch (error) {
-        // FORCE does not end the maintenance process of Citus for long, which has just started after a restart.
+        // FORCE ends the maintenance process of Citus only for a moment; the process has just started again.
         if ((error as { code?: string }).code !== '55006' || attempt === 5) throw error
         await pause(500)
       }
@@ -139,7 +140,7 @@ export async function dropOnCitus (nodes: readonly string[], name: string): Prom
   }))
 }
 
-/** Starts a cluster of its own for a test file, on which `startIsolatedApp` then makes its databases. */
+/** Starts a separate cluster for a test file; `startIsolatedApp` then creates its databases there. */
 export async function useOwnCitus (t: Test, more: Record<string, string> = {}): Promise<TestCitus> {
   const cluster = await startCitus(more)
   const { TEST_DATABASE_URL, TEST_CITUS_NODES } = process.env
@@ -154,8 +155,8 @@ export async function useOwnCitus (t: Test, more: Record<string, string> = {}): 
 }
 
 /**
- * Runs SQL in the database of `sql` on each node, or on the only server without a cluster: for tables that are no part
- * of the cluster, which triggers write. Returns the rows of a SELECT on all nodes.
+ * Runs SQL in the database of `sql` on each node, or on the only server without a cluster. Use this for tables that
+ * triggers write on each node, outside of the cluster. Returns the rows of a SELECT on all nodes.
  */
 export async function onEachNode (
   sql: (query: string) => Promise<Record<string, unknown>[]>, query: string

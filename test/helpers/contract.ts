@@ -17,7 +17,7 @@ export const statusesOf = (code: string) => new Set(
   (Object.keys(ERRORS) as ErrorCode[]).filter((row) => codeOf(row) === code).map((row) => ERRORS[row].status as number)
 )
 
-/** The operations of a path in the published document, by method, each with the parameters of the path. */
+/** The operations of a path in the OpenAPI document by method, each with the parameters of the path. */
 export function operationsIn<Operation> (item: Record<string, Operation>): Record<string, Operation> {
   const { parameters: ofPath = [], ...operations } = item as Record<string, any>
   return Object.fromEntries(Object.entries(operations).map(([method, operation]) =>
@@ -26,7 +26,7 @@ export function operationsIn<Operation> (item: Record<string, Operation>): Recor
 
 export interface Documented { description?: string, responses: Record<string, unknown> }
 
-/** The errors that the description of an operation lists as its own. */
+/** The errors that the description of an operation lists as specific to it. */
 export function ownErrorsOf ({ description = '' }: { description?: string }): { status: number, code: string }[] {
   const [, errors = ''] = description.split('Own errors: ')
   return errors.split('; ').flatMap((row) => [...row.matchAll(/`(\w+)`/g)].map(([, code]) =>
@@ -41,7 +41,10 @@ export function answersOf (operation: Documented): Map<number, Set<string>> {
   return new Map(statuses.map((status) => [status, new Set(codes.filter((code) => statusesOf(code).has(status)))]))
 }
 
-/** Returns a function that validates a value against a schema of the document. Fields not in the schema are errors. */
+/**
+ * Returns a function that validates a value against a schema of the document. Fields that are not in the schema are
+ * errors.
+ */
 export function createValidator (components: object): (schema: object, value: unknown) => string[] {
   const ajv = new Ajv2020({ strict: false, allErrors: true })
   formats.default(ajv)

@@ -1,6 +1,6 @@
-// A program that `runUntilKilled` (crash.ts) starts. Reads a `Command` from standard input and the configuration of the
-// service from the environment, performs the command's work, prints every point that the work reaches, and kills itself
-// with SIGKILL at the point `at`.
+// The program that `runUntilKilled` (crash.ts) starts. Reads a `Command` from standard input and the configuration of
+// the service from the environment. Performs the command's work, prints every point that the work reaches, and kills
+// itself with SIGKILL at the point `at`.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { readFileSync, writeSync } from 'node:fs'
 import type { FastifyInstance, InjectOptions } from 'fastify'
@@ -36,7 +36,7 @@ export function watchPoints (work: Work, reached: (name: string, at: (end: () =>
     // The point before a statement covers the point after the previous statement.
     if (phase === 'before') reached(`before ${nameOf(text)}`, now)
     if (text !== 'commit') return
-    // With setImmediate the COMMIT has been sent, and its result is unknown.
+    // setImmediate runs after the COMMIT is sent and before its result is known.
     if (phase === 'before') reached('during commit', setImmediate)
     else {
       reached('after commit', now)
@@ -90,7 +90,7 @@ async function runAndKill ({ work, at }: Command) {
     writeSync(1, `${name}\n`)
     if (++points === at) then(() => process.kill(process.pid, 'SIGKILL'))
   })
-  // Loading the service takes as long as all other steps, and some work does not need the service.
+  // Starts the service only for work that needs it, because loading it takes as long as all other steps.
   await perform(work, opened, async () =>
     (await import('../../src/app.ts')).buildApp({ ...opened, config, costs: QUICK }))
 }

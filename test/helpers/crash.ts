@@ -29,7 +29,7 @@ export interface Kills extends Omit<AtRest, 'tenants'> {
   rest?: number
 }
 
-/** An organization: `levels` are under a server-managed key, `held` and `kept` under a client-managed key. */
+/** An organization: `levels` have a server-managed key, `held` and `kept` have a client-managed key. */
 interface Tenant {
   caller: { organization: string, token: string }
   watch: Watched
@@ -134,7 +134,8 @@ export async function killAgainAndAgain (
     if (!isKilled) exits++
   }
 
-  // Acknowledged versions of `kept`, from the operation `from`, that the newest pages of the history do not contain.
+  // The acknowledged versions of `kept`, from the operation `from` on, that the newest pages of the history do not
+  // contain.
   async function missing ({ watch: { send, operations }, kept }: Tenant, from: number): Promise<string[]> {
     const written = operations.slice(from).flatMap(({ kind, level, reply }) =>
       kind === 'store' && level.project === kept.project && reply?.status === 200 ? [reply.body.data.version] : [])
@@ -159,7 +160,7 @@ function sealing (send: Send): Send {
 }
 
 /**
- * Performs the work and calls `cut` at the nth point (from 1). Returns the points that the work has reached, also if
+ * Performs the work and calls `cut` at the nth point (from 1). Returns the points that the work has reached, even if
  * the work fails after the cut.
  */
 export async function cutAt (

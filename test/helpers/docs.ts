@@ -4,10 +4,10 @@ import { fileURLToPath } from 'node:url'
 import { loadConfig } from '../../src/config.ts'
 import { run } from './process.ts'
 
-/** Entries of the repository's folder that are not of the source. */
+/** Entries of the repository's folder that do not belong to the source. */
 export const ELSEWHERE = ['.git', '.tap', 'data', 'dist', 'node_modules']
 
-/** All pages of the repository. */
+/** All documentation pages of the repository. */
 export const PAGES: readonly string[] = readdirSync('.', { withFileTypes: true })
   .filter(({ name }) => !ELSEWHERE.includes(name))
   .flatMap((entry) => entry.isDirectory()
@@ -28,7 +28,7 @@ export function readDoc (path: string) {
   }
   return {
     text,
-    /** Links to files and headings of the project. */
+    /** The links to files and headings of the project. */
     links,
     /** The anchors of the headings. */
     headings: anchorsIn(path),
@@ -36,7 +36,7 @@ export function readDoc (path: string) {
     block: (language: string): string | undefined => blocks(language)[0],
     /** All code blocks in a language, or only those under a heading. */
     blocks,
-    /** The code blocks of the page in all languages, also those in lists, without their indentation. */
+    /** The code blocks of the page in all languages, without their indentation. Includes the blocks in lists. */
     allBlocks: [...text.matchAll(/^( *)```\w*\n(.*?)^\1```$/gms)].map(([, indentation = '', code = '']) =>
       code.replaceAll(new RegExp(`^${indentation}`, 'gm'), '')),
     /** The cells of all tables whose header row starts with `head`, without backticks. */
@@ -53,7 +53,7 @@ export function readDoc (path: string) {
 }
 
 function anchorsIn (file: string): string[] {
-  // Comments of a shell also begin with `#`.
+  // Comments of shell scripts also begin with `#`.
   return [...readFileSync(file, 'utf8').replace(/^ *```.*?^ *```$/gms, '').matchAll(/^#+ (.*)$/gm)].map(([, text]) =>
     text!.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-'))
 }

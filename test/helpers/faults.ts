@@ -39,7 +39,7 @@ const published = Object.entries(document.paths).map(([path, item]) => ({ parts:
 const documented = new Map([...published.flatMap(({ operations }) => Object.values(operations))].map((operation) =>
   [operation, answersOf(operation)]))
 
-/** Errors before routing, and for paths without an operation, by status. */
+/** Expected error codes by status, for errors before routing and for paths without an operation. */
 const BESIDE: Record<number, string[]> = {
   400: ['malformed_request'],
   404: ['not_found'],
@@ -183,7 +183,7 @@ export function watched (
         if (operation !== undefined) operation.reply = reply
         return reply
       } catch (error) {
-        // A response that was cut off is no response, but a whole response that is not JSON is a deviation.
+        // Ignores a response that was cut off. A complete response that is not JSON is a deviation.
         if (error instanceof SyntaxError) notice(`${method} ${path}: ${error.message}`)
         throw error
       } finally {
@@ -214,8 +214,8 @@ function changedBy (
 }
 
 /**
- * The acknowledged changes that are missing or differ, as text: compares the audit events with the responses, the
- * tables with the events, and what readers get with both. Requires that no request is running.
+ * The acknowledged changes that are missing or differ, as text. Compares the audit events with the responses, the
+ * tables with the events, and the responses to readers with both. Requires that no request is running.
  */
 export async function lost (
   query: Sql, organization: string, { send, operations }: Pick<Watched, 'send' | 'operations'>

@@ -1,5 +1,5 @@
-// Runs test files one after the other in one process, because loading the service, compiling the embedded PostgreSQL
-// and warming up takes longer than most files. scripts/test.mjs sends the path of each file, and gets its result.
+// Runs test files one after the other in one process. Loading the service, compiling the embedded PostgreSQL and
+// warming up take longer than most files. scripts/test.mjs sends the path of each file, and gets its result.
 import hooks from 'node:async_hooks'
 import { readFileSync } from 'node:fs'
 import { syncBuiltinESMExports } from 'node:module'
@@ -7,8 +7,8 @@ import type { Test } from 'tap'
 import { Parser } from 'tap-parser'
 import { stringify } from 'yaml'
 
-// tap follows each promise with async hooks, to know which test threw an error. That takes 9 % of the CPU time. One
-// file runs at a time, so an error is assigned to the file instead.
+// tap follows each promise with async hooks to find the test that threw an error. That takes 9 % of the CPU time. Only
+// one file runs at a time, so errors belong to this file instead.
 const { createHook } = hooks
 hooks.createHook = () => ({ enable () { return this }, disable () { return this } })
 syncBuiltinESMExports()
@@ -19,8 +19,8 @@ syncBuiltinESMExports()
 const begin = t.test.bind(t)
 let running: Test | undefined
 process.on('uncaughtException', (error) => { (running ?? t).threw(error) })
-// Test files use the root test of the process, so redirects these functions to the test of the running file. The runner
-// sets the time limits, because files do not know how busy the machine is.
+// Test files use the root test of the process, so this code redirects these functions to the test of the running file.
+// The runner sets the time limits, because files do not know how busy the machine is.
 for (const name of ['test', 'before', 'teardown'] as const) {
   Object.defineProperty(t, name, { value: (...args: never[]): unknown => Reflect.apply(running![name], running, args) })
 }

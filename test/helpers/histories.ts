@@ -2,9 +2,10 @@ import { setTimeout as pause } from 'node:timers/promises'
 import { check, type Call, type Checked, type Model } from './linearizable.ts'
 import type { Level, Reply, Send } from './traffic.ts'
 
-// A model of levels for linearizability tests, with the requests and responses of clients. Histories are checked twice:
-// first each level alone, where an operation on the whole project is an operation on each level; then all levels
-// together, which also detects a read that saw one level before a write and another level after the write.
+// A model of levels for linearizability tests, with the requests and responses of clients. The tests check each history
+// twice. The first check covers each level alone; an operation on the whole project counts as an operation on each
+// level. The second check covers all levels together. It also detects a read that saw one level before a write and
+// another level after the write.
 
 export interface Document {
   content: string
@@ -201,8 +202,8 @@ const project: Model<Record<string, State>, Merged['asked'], Told[]> = {
 export const judgeTogether = (calls: Merged[]): Checked => check(project, calls)
 
 /**
- * Violations of the rules for version ids of an organization: two levels have the same id, or the id of a write is not
- * above all ids (of any level) in responses that came before the write was sent.
+ * Violations of the rules for version ids of an organization. Two levels must not have the same id. The id of a write
+ * must be greater than all ids of all levels in responses that came before the request.
  */
 export function idProblems (calls: Merged[]): string[] {
   const levels = new Map<number, string>()
@@ -230,7 +231,7 @@ export function idProblems (calls: Merged[]): string[] {
   return problems
 }
 
-/** A history as text: the operations in the order in which they were sent, and the point where the search got stuck. */
+/** A history as text: the operations in the order of their requests, and the point where the search failed. */
 export function written (name: string, history: Call<Asked, Told | Told[]>[], { order, stuck }: Checked): string {
   const first = Math.min(...history.map(({ sent }) => sent))
   const ms = (time: number) => (time - first).toFixed(1).padStart(8)
@@ -251,7 +252,7 @@ const kindOf = ({ target, environment }: Level) => environment ? 'environment' :
 const nameOf = ({ project, target, environment }: Level) =>
   [project, target, environment].filter((part) => part !== undefined).join('/')
 
-/** The history of a level so far, with the version ids and ETags in its responses. */
+/** The history of a level so far, with all version ids and ETags from its responses. */
 interface Kept { level: Level, history: History, versions: number[], etags: string[] }
 
 /** Sends operations on the levels of one project (deepest first) and records their histories. */
@@ -259,7 +260,7 @@ export class Recorder {
   readonly levels: Kept[]
   /** The history of the project, in which an operation on several levels is one call. */
   readonly calls: Merged[] = []
-  /** Responses that the operation must not have. */
+  /** Responses that violate the contract of the operation. */
   readonly strange: unknown[] = []
   unknown = 0
   private contents = 0
@@ -365,7 +366,7 @@ export class Recorder {
     })
   }
 
-  /** Reads a level and the levels above it; if `conditionally`, with the ETag of an earlier read. */
+  /** Reads a level and the levels above it. If `conditionally`, sends the ETag of an earlier read. */
   async read (send: Send, { level }: Kept, conditionally: boolean): Promise<void> {
     const path = nameOf(level)
     const known = conditionally
@@ -376,7 +377,7 @@ export class Recorder {
     const above = kinds.map((kind) => this.levels.find(({ level: one }) =>
       kindOf(one) === kind && `${path}/`.startsWith(`${nameOf(one)}/`))!)
     const told = (reply: Reply): (Document | null)[] => {
-      // The documents are unchanged, but versions may have been deleted since, which does not change the ETag.
+      // The documents are unchanged. Versions may have been deleted since, which does not change the ETag.
       if (reply.status === 304) return this.readings.get(known!)!.map(withoutVersion)
       const { levels } = reply.body.data.attributes
       const documents = kinds.map((kind) => levels[kind] ? documentOf(levels[kind]) : null)
@@ -424,7 +425,7 @@ export class Recorder {
     this.keep(all, asked, told && all.map(() => told), sent, answered)
   }
 
-  /** The response; undefined if there is none, or a 503, because the effect of the request is unknown. */
+  /** The response. Undefined without a response and for a 503, because the effect of the request is unknown. */
   private async answerOf (ask: () => Promise<Reply>): Promise<Reply | undefined> {
     const reply = await ask().catch(() => undefined)
     return reply?.status === 503 ? undefined : reply
@@ -456,7 +457,7 @@ function withoutVersion (document: Document | null): Document | null {
 
 const TRIES = 50
 
-// For requests with an `Idempotency-Key`, which take effect only once, however often they are sent.
+// For requests with an `Idempotency-Key`, which take effect only once, even if the client repeats them.
 async function repeated (send: () => Promise<Reply>): Promise<Reply> {
   for (let tries = 1; ; tries++) {
     const reply = await send().catch(() => undefined)

@@ -2,7 +2,7 @@ import type { ErrorCode } from '../../schemas/errors.ts'
 
 // Malicious requests, for tests of the service in this process and of a server with other clients.
 
-/** Small bodies that are expensive to parse, with a name for each. The response to all of them is 422. */
+/** Small bodies that are expensive to parse, with their names. All of them get 422. */
 export const PATHOLOGICAL: readonly (readonly [name: string, text: string])[] = [
   ['500,000 arrays deep', '['.repeat(500_000)],
   ['500,000 objects deep', '{"a":'.repeat(300_000) + '1' + '}'.repeat(300_000)],
@@ -22,8 +22,8 @@ export const FORWARDED: readonly string[] = [
 ]
 
 /**
- * Requests that are invalid HTTP or exceed a limit, each with a name and the expected response, after which the server
- * closes the connection.
+ * Requests that are invalid HTTP or exceed a limit, each with a name and the expected response. The server closes the
+ * connection after the response.
  *
  * @param post the head of a valid request with a body, without the headers for the length of the body
  * @param most maximum size of a body in bytes

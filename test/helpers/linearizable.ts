@@ -1,7 +1,7 @@
 /**
- * Checks whether a recorded history is linearizable: whether each operation can have taken effect at one moment between
- * its request and its response, such that the model allows the resulting sequence. Uses the search of Wing and Gong
- * with the cache of Lowe, which visits each pair of completed operations and state only once.
+ * Checks whether a recorded history is linearizable. In a linearizable history, each operation can take effect at one
+ * moment between its request and its response, so that the model allows the resulting sequence. Uses the search of Wing
+ * and Gong with the cache of Lowe, which visits each pair of completed operations and state only once.
  */
 
 /** An operation with its request (`asked`), its response (`told`) and the times of both. */
@@ -23,13 +23,13 @@ export interface Checked {
   linearizable: boolean
   /** The longest valid order of operations, as indices into the history. */
   order: number[]
-  /** Operations that could come next by their times, but that the model does not allow next; indices as in `order`. */
+  /** Operations that could come next by their times, but that the model does not allow. Indices as in `order`. */
   stuck: number[]
 }
 
 /**
- * Searches an order of the operations that the model allows, in which an operation that was answered before another was
- * sent comes first. Compares states by their JSON.
+ * Searches for an order of the operations that the model allows. An operation comes first if its response came before
+ * the request of the other operation. Compares states by their JSON.
  */
 export function check<State, Asked, Told> (
   { initial, step }: Model<State, Asked, Told>, history: readonly Call<Asked, Told>[]
@@ -48,7 +48,7 @@ export function check<State, Asked, Told> (
     const memory = `${done.map((is) => is ? 1 : 0).join('')} ${JSON.stringify(state)}`
     if (known.has(memory)) return false
     known.add(memory)
-    // An operation that was sent after a response comes after the operation with this response.
+    // If a request came after the response to another operation, its operation comes after that operation.
     let earliest = Infinity
     for (const [i, { answered }] of calls.entries()) if (!done[i] && answered < earliest) earliest = answered
     const next = calls.flatMap(({ sent }, i) => !done[i] && sent <= earliest ? [i] : [])

@@ -58,9 +58,9 @@ const COLUMN =
 
 /**
  * The statements of a migration that can break running instances of the previous release, or lock a large table for a
- * long time (0047). Allowed are new tables, with their indexes, alterations and literal rows, and new columns that are
- * nullable or have a constant default. Also allows a statement after the line `-- contracts RELEASE: why`, if RELEASE
- * is published: that release no longer needs what the statement removes.
+ * long time (0047). Allows new tables with their indexes, alterations and literal rows. Allows new columns that are
+ * nullable or have a constant default. Also allows a statement after the line `-- contracts RELEASE: why` if RELEASE is
+ * published, because that release no longer needs what the statement removes.
  */
 export function contractionsIn (migration: string, releases: readonly string[]): string[] {
   const made = new Set<string>()

@@ -13,7 +13,7 @@ export interface Row {
   /** Method and path, as in the OpenAPI document. */
   at: string
   access: Access
-  /** The level that the operation acts on: a token that is restricted to another level gets 404. */
+  /** The level that the operation acts on. A token that is restricted to another level gets 404. */
   depth: Depth
   body?: object | ((ids: Record<string, string>) => object)
   /** The query with the parameters that the operation requires. */
@@ -26,7 +26,7 @@ export interface Row {
   named?: Record<string, string>
   /** The status for a restricted token, if it does not follow from `depth`. */
   narrowed?: number
-  /** A token that is restricted to any part of the project gets this part. */
+  /** A token that is restricted to a part of the project gets only this part. */
   filtersLevels?: true
   /** The scope that this body requires, in addition to `access` or instead of it. */
   needs?: Access
@@ -42,8 +42,8 @@ export interface Row {
   /** SQL that prepares the test data, so that the operation has an effect. */
   before?: string
   /**
-   * Further requests, each of which records one event (some another event than the request with `body`): with a query,
-   * another body, or headers.
+   * Further requests, each of which records one event. They differ from the request with `body` by a query, another
+   * body, or headers, and some record another event.
    */
   reveals?: { query?: string, body?: object, headers?: Record<string, string> }[]
 }
@@ -295,7 +295,7 @@ const ROWS: Record<string, Row> = {
     access: 'key:rotate',
     depth: 'project',
     body: {},
-    // The second request is a repeat of the first.
+    // The second request repeats the first request.
     reveals: [{ headers: { 'idempotency-key': 'again' } }, { headers: { 'idempotency-key': 'again' } }]
   },
   listPendingVersions: {
@@ -326,7 +326,7 @@ const ROWS: Record<string, Row> = {
     also: 'secret:decrypt',
     depth: 'project',
     body: { set: { HELLO: 'again' } },
-    // Changes nothing, but tells that the document has this value.
+    // Changes nothing, but reveals that the document has this value.
     reveals: [{ body: { set: { HELLO: 'again' } } }]
   },
   changeTargetSecrets: {
@@ -335,7 +335,7 @@ const ROWS: Record<string, Row> = {
     also: 'secret:decrypt',
     depth: 'target',
     body: { set: { HELLO: 'again' } },
-    // Changes nothing, but tells that the document has this value.
+    // Changes nothing, but reveals that the document has this value.
     reveals: [{ body: { set: { HELLO: 'again' } } }]
   },
   changeEnvironmentSecrets: {
@@ -344,7 +344,7 @@ const ROWS: Record<string, Row> = {
     also: 'secret:decrypt',
     depth: 'environment',
     body: { set: { HELLO: 'again' } },
-    // Changes nothing, but tells that the document has this value.
+    // Changes nothing, but reveals that the document has this value.
     reveals: [{ body: { set: { HELLO: 'again' } } }]
   },
   storeSecrets: {
@@ -516,7 +516,7 @@ const ROWS: Record<string, Row> = {
     at: 'POST /api/v1/organizations/{organization}/api-keys',
     access: 'api-token:create',
     depth: 'organization',
-    // A token ends at the latest with the grant of the user who creates it.
+    // A token must expire before the grant of the user who creates the token.
     body: { name: 'New', abilities: ['api-token:create'], expires_at: new Date(Date.now() + 3_600_000).toISOString() },
     narrowed: 403
   },
@@ -531,7 +531,7 @@ const ROWS: Record<string, Row> = {
     access: 'api-token:update',
     holding: 'secret:read',
     depth: 'organization',
-    // As in `createApiToken`.
+    // For the same reason as in `createApiToken`.
     body: { name: 'Other', expires_at: new Date(Date.now() + 3_600_000).toISOString() },
     narrowed: 404
   },
@@ -540,7 +540,7 @@ const ROWS: Record<string, Row> = {
     access: 'api-token:update',
     holding: 'secret:read',
     depth: 'organization',
-    // As in `createApiToken`.
+    // For the same reason as in `createApiToken`.
     body: { name: 'Other', expires_at: new Date(Date.now() + 3_600_000).toISOString() },
     narrowed: 404
   },
@@ -788,13 +788,13 @@ interface Documented {
   security: Record<string, (typeof SCOPE_NAMES)[number][]>[]
   requestBody?: { content: Record<string, { example: object }> }
 }
-// The edition in JSON, which the build makes of openapi.yaml.
+// The JSON edition, which the build generates from openapi.yaml.
 const { paths } = JSON.parse(readFileSync(new URL('../../openapi-3.0.json', import.meta.url), 'utf8')) as {
   paths: Record<string, Record<string, Documented>>
 }
 const METHODS = ['post', 'get', 'put', 'patch', 'delete']
 
-/** The operations without a row, as the document describes them; in the order create, read, change, delete. */
+/** The operations without a row, from the OpenAPI document, in the order create, read, change, delete. */
 export const OTHER_OPERATIONS: Record<string, Row> = Object.fromEntries(METHODS.flatMap((method) =>
   Object.entries(paths).flatMap(([path, { [method]: operation }]) =>
     operation === undefined || operation.operationId in ROWS
@@ -804,7 +804,9 @@ export const OTHER_OPERATIONS: Record<string, Row> = Object.fromEntries(METHODS.
 /** Every operation, in an order in which the test data of each operation still exists. */
 export const OPERATIONS: Record<string, Row> = { ...OTHER_OPERATIONS, ...ROWS }
 
-/** The operations that a long test calls: all, but for test/project/recipe.test.ts only the new ones. */
+/**
+ * The operations that a long test calls. These are all operations; test/project/recipe.test.ts calls only the new ones.
+ */
 export const CALLED = process.env.TEST_RECIPE === undefined ? OPERATIONS : OTHER_OPERATIONS
 
 function rowOf (at: string, { security, requestBody }: Documented): Row {
@@ -815,15 +817,15 @@ function rowOf (at: string, { security, requestBody }: Documented): Row {
     at,
     access: way === undefined ? 'public' : way[0] ?? 'authenticated',
     ...(way !== undefined && { also: way.slice(1) }),
-    // Narrowed tokens get 404 for what concerns the whole organization.
+    // Restricted tokens get 404 for operations on the whole organization.
     ...(depth === undefined ? WHOLE : { depth }),
     ...(media !== undefined && { body: media.example })
   }
 }
 
 /**
- * What these operations create: the parameter that names it in a path, and the ids of the operations that create and
- * delete it.
+ * The resources that these operations create. Each has the name of its path parameter, and the ids of the operations
+ * that create and delete it.
  */
 export const OTHER_RESOURCES = Object.entries(OTHER_OPERATIONS).flatMap(([remove, { at }]) => {
   const [, collection, parameter] = /^DELETE (.+)\/\{(\w+)\}$/.exec(at) ?? []
@@ -831,7 +833,7 @@ export const OTHER_RESOURCES = Object.entries(OTHER_OPERATIONS).flatMap(([remove
   return create === undefined ? [] : [{ parameter: parameter!, create, remove }]
 })
 
-/** Makes one of each of them in a world; the ids by the names of the parameters. */
+/** Creates one of each of these resources. Returns the ids by the names of the path parameters. */
 export async function makeOthers (caller: Caller, ids: Record<string, string>): Promise<Record<string, string>> {
   const made: Record<string, string> = {}
   for (const { parameter, create } of OTHER_RESOURCES) {
@@ -843,7 +845,7 @@ export async function makeOthers (caller: Caller, ids: Record<string, string>): 
   return made
 }
 
-/** They only read, though their method is not a reader's. */
+/** Operations that only read, although their HTTP method is not GET. */
 export const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions', 'listPendingVersions']
 
 /** The paths of the OpenAPI document, with references to parameters and responses resolved. */
@@ -1012,8 +1014,8 @@ export async function send (
 }
 
 /**
- * A fingerprint of all rows, which stays equal if no row is changed. Ignores when tokens were last used. Detects also
- * an update to the same values, because the update sets another `xmin`.
+ * A fingerprint of all rows, which stays equal if no row is changed. Ignores the times of last use of tokens. An update
+ * to the same values changes the fingerprint too, because it sets another `xmin`.
  */
 export async function fingerprint (service: TestApp): Promise<string> {
   const tables = await service.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")

@@ -33,9 +33,7 @@ export async function makePerson (
   return { id, email, name, password }
 }
 
-/**
- * Makes a user a member: `call` sends the invitation as the inviter, and the user accepts.
- */
+/** Adds a user to an organization: `call` sends the invitation as the inviter, and the user accepts. */
 export async function join (
   on: Pick<TestApp, 'database' | 'inject'>, call: (method: string, path: string, body?: object) => Promise<Answer>,
   organization: string, person: Pick<Person, 'id' | 'email'>, role: Role | 'admin'
@@ -51,7 +49,7 @@ export async function join (
   if (accepted.status !== 200) throw new Error(accepted.text)
 }
 
-/** Adds memberships with a role in `many` new organizations to a user. */
+/** Creates `many` organizations and gives a user a role in each. */
 export async function crowd (
   service: Pick<TestApp, 'sql' | 'write'>, { id }: Pick<Person, 'id'>, role: Role, many: number
 ) {
@@ -64,7 +62,10 @@ export async function crowd (
   return () => service.sql("DELETE FROM organizations WHERE slug LIKE 'crowd-%'")
 }
 
-/** Creates a team of these people with roles in projects (slug → role), all with these restrictions; returns its id. */
+/**
+ * Creates a team of these people with roles in projects (slug → role), all with these restrictions. Returns the id of
+ * the team.
+ */
 export async function makeTeam (
   service: Pick<TestApp, 'sql' | 'write'>, organization: string, people: readonly Person[], roles: Record<string, Role>,
   slices: readonly Slice[] | null = null
@@ -87,7 +88,7 @@ export async function makeTeam (
 
 /**
  * Gives a user a second factor without the account pages. `code` returns a currently valid code, or the code of another
- * time step; after `reuse`, used codes are valid again.
+ * time step. `reuse` makes used codes valid again.
  */
 export async function giveSecondFactor (
   { database, keyring, write }: Pick<TestApp, 'database' | 'keyring' | 'write'>, { id }: Pick<Person, 'id'>

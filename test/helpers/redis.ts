@@ -15,9 +15,9 @@ export interface TestRedis {
   ends (): Promise<Map<string, number>>
   tell (command: string, ...args: string[]): Promise<unknown>
   start (): Promise<void>
-  /** Stops the server like a crash: all counters are lost. */
+  /** Stops the server like a crash, which loses all counters. */
   stop (): Promise<void>
-  /** Suspends the server (SIGSTOP): it accepts connections, but does not respond. */
+  /** Suspends the server (SIGSTOP). It then accepts connections, but does not respond. */
   freeze (): void
   thaw (): void
 }
@@ -74,7 +74,7 @@ export async function startRedis (t: { teardown (fn: () => unknown): void }): Pr
       await client.select(1)
       const keys = await client.keys('*')
       const left = await Promise.all(keys.map((key) => client.pttl(key)))
-      // -2: the key has expired meanwhile.
+      // -2 means that the key has expired meanwhile.
       return new Map(keys.map((key, i) => [key, left[i]!] as const).filter(([, ms]) => ms !== -2))
     },
     tell: (command, ...args) => client.call(command, args),

@@ -1,6 +1,6 @@
 /**
- * The operations with an API token that change a table of which each node of a Citus cluster has a copy, so that they
- * use several nodes and a two-phase commit, and what they change there. docs/scaling.md lists them, too.
+ * Operations with an API token that change a table with a copy on each node of a Citus cluster. They use several nodes
+ * and a two-phase commit. Each value says what the operation changes there. docs/scaling.md also lists them.
  */
 export const SEVERAL_NODES: Record<string, string> = {
   redeemCoupon: 'the number of redemptions of the coupon',

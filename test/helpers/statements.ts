@@ -1,6 +1,6 @@
-// Checks every SQL statement that a process sends through src/db. A statement that uses a table of organizations
-// without a condition on the organization fails the test or ends the process. Importing this file enables the check;
-// test runs import it through NODE_OPTIONS, also in the servers and commands that tests start.
+// Checks every SQL statement that a process sends through src/db. A statement that uses a table of organizations must
+// have a condition on the organization; otherwise the test fails or the process ends. Importing this file enables the
+// check. Test runs import it through NODE_OPTIONS, also in the servers and commands that tests start.
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { randomUUID } from 'node:crypto'
 import { subscribe } from 'node:diagnostics_channel'
@@ -8,7 +8,7 @@ import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 
 // The newest snapshot equals src/db/tables.ts (test/database/migrations.test.ts). Each process of a run reads the
-// snapshot, because loading that module takes longer.
+// snapshot, because the import of tables.ts takes longer.
 const SNAPSHOTS = new URL('../../drizzle/meta/', import.meta.url)
 const [snapshot] = readdirSync(SNAPSHOTS).filter((name) => name.endsWith('_snapshot.json')).sort().reverse()
 const { tables } = JSON.parse(readFileSync(new URL(snapshot!, SNAPSHOTS), 'utf8')) as {
@@ -19,7 +19,7 @@ const { tables } = JSON.parse(readFileSync(new URL(snapshot!, SNAPSHOTS), 'utf8'
 export const TENANT_TABLES = Object.values(tables).filter(({ columns }) => 'organization_id' in columns)
   .map(({ name }) => name)
 
-/** Statements that may use several organizations, and why. */
+/** Statements that may use several organizations, and the reasons. */
 export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   {
     what: /^(?:\(?select slug from organizations .* union all .*)?\(?select (?:organization_id|slug) from former_slugs where \(former_slugs\.slug (?:= \$1|in \(select value.*\)) and former_slugs\.reserved_until > now\(\)\)\)?$/,
@@ -170,10 +170,10 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
 
 const besideTheService = new AsyncLocalStorage<true>()
 
-/** Runs statements of a test itself, outside of the service, without the check. */
+/** Runs a test's own statements, outside of the service, without the check. */
 export const beside = <T>(work: () => Promise<T>): Promise<T> => besideTheService.run(true, work)
 
-/** The reason why a statement may use several organizations; undefined for one organization, and for exceptions. */
+/** The error of a statement that uses several organizations; undefined for one organization, and for exceptions. */
 export function crossesTenants (statement: string): string | undefined {
   if (!/^\s*(with|select|insert|update|delete)\b/i.test(statement)) return undefined
   const text = statement.replace(
@@ -226,7 +226,7 @@ function tablesIn (query: string) {
     `(?:\\b(from|join|update|into|using)|,) (?:only |lateral )?(${TENANT_TABLES.join('|')})(?![\\w.])(?: (?:as )?(\\w+))?`,
     'g'
   )
-  // After a comma, a name is a table only in the FROM list, not in a column list before it or in parentheses.
+  // A name after a comma is a table only in the FROM list. It is not a table in a column list or in parentheses.
   const isListed = (before: string) =>
     /\bfrom\b/.test(before) && before.split('(').length === before.split(')').length
   const found = [...query.matchAll(pattern)]

@@ -3,7 +3,7 @@ import { connect, type Socket } from 'node:net'
 import type { Asked, Order, Storm } from './storm.ts'
 import { random } from './traffic.ts'
 
-// The process returns one in this number of successful responses.
+// One in this number of successful responses is returned.
 const ONE_OF = 500
 
 const now = () => performance.timeOrigin + performance.now()

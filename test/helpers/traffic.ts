@@ -43,7 +43,8 @@ export function client (
   }
 }
 
-// Maximum number of attempts, and milliseconds between two attempts: a minute, for a busy machine.
+// The maximum number of attempts, and the milliseconds between two attempts. Together they allow a minute for a busy
+// machine.
 const TRIES = 240
 const PAUSE = 250
 
@@ -73,7 +74,7 @@ export async function untilDone<T> (work: () => Promise<T>): Promise<T> {
   }
 }
 
-/** The error log lines of a service, except for requests that were refused with 503. */
+/** The error log lines of a service, except those about requests that were refused with 503. */
 export const failedInside = ({ logs }: { logs: string[] }): string[] =>
   logs.filter((line) => /"level":[56]0/.test(line) && !line.includes('"error_code":"service_unavailable"'))
 
@@ -106,13 +107,13 @@ export async function startBeside (
 }
 
 /**
- * Starts the service with real sockets: two instances on PostgreSQL, or one with the embedded database, and makes an
- * organization. `send` uses the instances in turn, `sends` has a client for each instance; both repeat requests after
- * 503. `sendOnce` does not. `tenant` makes another organization, with such clients. `waiting` counts the changes in the
- * queues of the instances.
+ * Starts the service with real sockets, and creates an organization. PostgreSQL gets two instances, the embedded
+ * database one. `send` uses the instances in turn, `sends` has a client for each instance; both repeat requests after
+ * 503. `sendOnce` does not repeat requests. `tenant` creates another organization, with the same kinds of clients.
+ * `waiting` counts the changes in the queues of the instances.
  */
 export async function startInstances (t: Test, costs?: Costs) {
-  // A database of its own: checks what all organizations of the database have counted.
+  // This test has its own database, because it checks the counts of all organizations.
   const service = await startIsolatedApp(t, {}, costs)
   const addresses = [await service.app.listen({ host: '127.0.0.1', port: 0 })]
   const second = await startBeside(t, service)
@@ -161,8 +162,8 @@ export function openWith (key: Buffer, blob: string): string {
 }
 
 /**
- * Returns a function that decrypts blobs like a client that has the project's active key and the keys in the responses
- * of its rotations. Uses only the key of the given version; default: the active key.
+ * Returns a function that decrypts blobs like a client. The client has the project's active key and the keys in the
+ * responses of its rotations. Uses only the key of the given version; default: the active key.
  */
 export async function opener (
   send: Send, project: string, operations: Operation[] = []
@@ -431,7 +432,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     if (taken !== count) problem(`event ${event.seq} says that ${count} versions went, it were ${taken}`)
   }
 
-  // One event for each acknowledged change and none for a refused change; a request without a response may have one.
+  // Each acknowledged change has one event, and a refused change has none. A request without a response may have one.
   for (const { request, reply } of operations) {
     const count = seen.get(request) ?? 0
     if (reply && reply.status < 300 && count !== 1) problem(`${request} was acknowledged and has ${count} events`)
@@ -457,7 +458,8 @@ export async function replay (sql: Sql, organization: string, operations: Operat
       JOIN secrets s ON s.organization_id = v.organization_id AND s.history_id = v.history_id WHERE v.${where}`
   )).map((row) => [Number(row.id), row.secret_id, row.action]),
   [...secrets.values()].flatMap((secret) => [...secret.versions].map(([id, { action }]) => [id, secret.id, action])))
-  // Each document is under the active key of its project, and each secret belongs to an existing level.
+  // Each document must be encrypted with the active key of its project, and each secret must belong to an existing
+  // level.
   const [astray] = await sql(`
     SELECT count(*)::int AS count FROM secrets s
     LEFT JOIN projects p ON p.organization_id = s.organization_id AND p.id = s.project_id
@@ -483,7 +485,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
   return { problems, secrets, gone }
 }
 
-/** Stored counts that differ from the rows that they count, of these organizations or else of all. */
+/** Stored counts that differ from the number of rows, for these organizations; default: all. */
 export async function miscounted (sql: Sql, organizations?: string[]): Promise<string[]> {
   const of = organizations === undefined ? 'IS NOT NULL' : `IN ('${organizations.join("', '")}')`
   const versions = 'FROM secret_versions v WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id'

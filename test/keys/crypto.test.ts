@@ -1,5 +1,5 @@
 // runs: no database
-/** Known answers, manipulation, wrong key and wrong place for everything in `src/crypto/`. */
+/** Known answers, manipulations, wrong keys and wrong positions for all functions in `src/crypto/`. */
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
@@ -567,7 +567,7 @@ function base64 (text: string): Buffer {
   return Buffer.from(text, 'base64')
 }
 
-/** Each byte changed in one bit and in all, one byte less, one more. */
+/** All changes of one byte by one bit or by all bits, a missing byte, and an additional byte. */
 function * manipulations (bytes: Buffer): Generator<Buffer> {
   for (const mask of [0x01, 0x80, 0xff]) {
     for (let i = 0; i < bytes.length; i++) {

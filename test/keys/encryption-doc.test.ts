@@ -14,8 +14,8 @@ const page = readDoc('docs/encryption.md')
 const known = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
 const KEY_STRING = 'correct horse battery staple, and more'
 
-// The examples refuse a key with fewer iterations than the page asks for.
-// A database of its own: its key derivations have the documented costs.
+// The test has its own database and the documented costs of key derivations. The examples refuse a key with fewer
+// iterations than the page requires.
 const test = await startIsolatedApp(t, {}, COSTS)
 const owner = await test.organization()
 await test.app.listen({ host: '127.0.0.1', port: 0 })
@@ -26,7 +26,7 @@ type Example = (action: string, path: string, more?: {
   input?: string
 }) => ReturnType<typeof run>
 
-// The narrowest token that the page names.
+// A token with the fewest scopes that the page names.
 const user = await test.token(owner.organization, ['key:retrieve', 'secret:read', 'secret:write'])
 const example = (file: string, args: string[]): Example => (
   action, path, { env = {}, input } = {}
@@ -52,7 +52,8 @@ t.test('the known answers of the page are those that the clients\' contract is t
     [blob.data_key, blob.iv, blob.plaintext.replaceAll('\n', '\\n'), blob.blob]))
 })
 
-// Each derives a key of 600,000 iterations in a process of its own: what one writes the other reads, which shows both.
+// Each example derives a key with 600,000 iterations in a separate process. One example writes and the other reads,
+// which tests both.
 for (const [storage_mode, above] of [['client', ''], ['server', '/backend']] as const) {
   t.test(`what one example writes into a ${storage_mode}-managed project, the other reads, and writes anew`, async (t) => {
     const { slug, path, env, versions } = await project(`both-${storage_mode}`, storage_mode)
@@ -68,7 +69,7 @@ for (const [storage_mode, above] of [['client', ''], ['server', '/backend']] as 
     if (!LONG && storage_mode === 'server') return
     t.same(await versions(), ['update', 'create'])
     if (!LONG) return
-    // A project's and a target's own documents too.
+    // Also the documents of a project and of a target.
     const at = `${slug}${above}`
     t.equal((await other('write', at, { env, input: `AT=${at}\n` })).code, 0)
     t.equal((await typescript('read', at, { env })).stdout, `AT=${at}\n`)
@@ -122,7 +123,8 @@ async function refusals (t: Test, example: Example, name: string) {
   t.equal(without.code, 1)
   t.match(without.stderr, 'The project is client-managed: set STRONGROOM_KEY')
 
-  // The same first 32 bytes, so the server takes its proof: only opening what is stored shows that it is the wrong key.
+  // Both keys have the same first 32 bytes, so the server accepts the proof. Only decryption of the stored content can
+  // detect the wrong key.
   const sameProof = { STRONGROOM_KEY: `${KEY_STRING.slice(0, 32)}!` }
   t.equal((await example('write', path, { env: sameProof, input: 'A=2\n' })).code, 1)
   const isWhole = LONG || example === typescript
@@ -132,7 +134,7 @@ async function refusals (t: Test, example: Example, name: string) {
   t.same(await versions(), ['create'], 'nothing is stored under a wrong key')
   if (!isWhole) return
 
-  // Where a wrong key is noticed: above by what is stored, here by the server.
+  // Above, decryption detects the wrong key. Here, the server detects it.
   const wrong = await example('write', slug, { env: { STRONGROOM_KEY: 'another key' }, input: 'A=2\n' })
   t.equal(wrong.code, 1)
   t.match(wrong.stderr, 'key_proof_mismatch', 'where nothing is stored yet, the server notices')
@@ -149,8 +151,8 @@ async function refusals (t: Test, example: Example, name: string) {
 }
 
 /**
- * A project as the page describes it, with 600,000 iterations; what its clients have in their environment; its
- * versions.
+ * Creates a project with 600,000 iterations, as the page describes it. Returns the environment variables of its
+ * clients, and a function for its versions.
  */
 async function project (slug: string, storage_mode: 'client' | 'server') {
   const salt = generateSalt()

@@ -12,8 +12,8 @@ import { LONG } from '../helpers/long.ts'
 import { beginServer, command, scratchDirectory, startServer, type Ended } from '../helpers/process.ts'
 import { client, makeLevels, patient, store } from '../helpers/traffic.ts'
 
-// Master keys that a command wraps and unwraps. The command is a small one of the test's own, which does what those of
-// a KMS do (docs/operations/keys.md), and writes down how it was called.
+// A command wraps and unwraps master keys. The tests use their own small command, which behaves like those of a KMS
+// (docs/operations/keys.md) and records its calls.
 
 t.setTimeout(180_000)
 
@@ -24,10 +24,11 @@ const onServer = { skip: url === undefined && 'runs on PostgreSQL' }
 
 const PLAIN = generateMasterKey().text.replace(/^[^:]+/, 'k1')
 const PLAIN_AGAIN = generateMasterKey().text.replace(/^[^:]+/, 'k4')
-// No server listens there: a start that connects to the database before it asks for the key gives another error.
+// No server listens at this address. A start that connects to the database before it gets the key would give another
+// error.
 const NOWHERE = 'postgres://app:hunter2hunter2@127.0.0.1:1/strongroom'
 
-/** A KMS with a key of its own, that is away while there is a file `down`. */
+/** A fake KMS with its own key. It fails while the file `down` exists. */
 function makeKms (directory: string) {
   mkdirSync(directory, { recursive: true })
   const file = join(directory, 'kms')
@@ -46,7 +47,7 @@ exec openssl enc -aes-256-cbc -pbkdf2 -iter 1 -pass file:pass $2
     env: { MASTER_KEY_WRAP_COMMAND: `${file} wrap`, MASTER_KEY_UNWRAP_COMMAND: JSON.stringify([file, 'unwrap', '-d']) },
     calls: () => read('calls').split('\n').slice(0, -1),
     environment: () => read('environment'),
-    /** What a wrapped key of it is. */
+    /** Unwraps a wrapped key. */
     open: (key: string) =>
       spawnSync('openssl', 'enc -aes-256-cbc -pbkdf2 -iter 1 -pass file:pass -d'.split(' '), {
         cwd: directory, input: Buffer.from(key.split(':')[2]!, 'base64')
@@ -62,20 +63,20 @@ async function newKey (env: Record<string, string>, id: string): Promise<string>
   return stdout.trim()
 }
 
-/** One line that matches, exit 1, and nothing on standard output. */
+/** Asserts one matching line on standard error, exit status 1, and an empty standard output. */
 function refused (t: Test, { code, stdout, stderr }: Ended, line: RegExp) {
   t.match(stderr, line)
   t.match(stderr, /^[^\n]+\n$/, 'one line')
   t.same([code, stdout], [1, ''])
 }
 
-/** Every way in which a key may be written down. */
+/** All text forms of a key. */
 const formsOf = (key: string) => {
   const bytes = Buffer.from(key, 'base64')
   return [key.slice(0, 43), bytes.toString('hex'), bytes.toString('base64url'), bytes.toString('latin1')]
 }
 
-/** Waits until there is no such process any more. */
+/** Waits until the process has ended. */
 async function gone (pid: number) {
   const state = () => existsSync(`/proc/${pid}/stat`) ? readFileSync(`/proc/${pid}/stat`, 'utf8').split(' ')[2] : 'gone'
   while (!/gone|Z/.test(state()!)) await pause(20)
@@ -181,7 +182,7 @@ t.test('a command that fails in whatever way is bounded, and gives nothing away'
 t.test('each recipe of the operating guide wraps and unwraps, and hands on the failure of its tool', async (t) => {
   const directory = scratchDirectory(t)
   const file = join(directory, 'tool')
-  // What each tool does with its input, or with what it was told to read; none of them encrypts.
+  // The fake tools return their input or a file unchanged, without encryption.
   writeFileSync(file, `#!/bin/sh
 test ! -e '${directory}/down' || exit 3
 turn() { tr A-Za-z N-ZA-Mn-za-m; }
@@ -313,7 +314,7 @@ t.test('RL-27: the command is called once for all workers, and after that its KM
 
   const listening = () => server.stdout().split('Server listening').length - 1
   while (listening() < 2) await pause(20)
-  // Without LONG, no worker is replaced.
+  // Without LONG, the test replaces no worker.
   if (LONG) {
     const [killed] = workers() as [number]
     process.kill(killed, 'SIGKILL')

@@ -10,10 +10,10 @@ import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helper
 import { QUICK } from '../helpers/costs.ts'
 import { clientKey } from '../helpers/client.ts'
 
-// Of keys that are put into the database beside the service.
+// A storage key of rows that the test inserts with SQL.
 const storageKey = secretKey(random(32))
 
-// A database of its own: counts all projects, and all reports of manipulated rows.
+// This file has its own database, because it counts all projects, and all reports of manipulated rows.
 const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization
@@ -222,7 +222,7 @@ t.test('CR-07: blobs of a client-managed project are opaque, canonical base64 or
   const at = await makeLevel(owner, { slug: 'opaque', ...key.registration })
   const blobs = [
     random(40).toString('base64').replace(/=+$/, ''), random(31).toString('base64').replace(/=+$/, ''),
-    // The last character has bits that belong to no byte.
+    // The last character has bits that do not belong to a byte.
     Buffer.alloc(31, 1).toString('base64').replace('AQ==', 'AR=='), 'A'.repeat(38), 'A'.repeat(41), `${'A'.repeat(40)}=`
   ]
   for (const content of blobs) {
@@ -259,7 +259,7 @@ t.test('CR-01: a sealed value that was changed, moved, swapped or rolled back in
     b: [await write(b, owner), await write(b, owner)],
     c: [await write(c, other), await write(c, other)]
   } as const
-  // The same version id in both organizations, so that nothing but the organization differs.
+  // Both organizations have the same version id, so only the organization differs.
   const [oldA, newA] = level.a
   const currentA = { table: 'secrets', where: `id = '${newA.secret_id}'`, reads: readsOf(a) }
   const versionA = (version: string) => ({
@@ -312,7 +312,7 @@ t.test('CR-01: a sealed value that was changed, moved, swapped or rolled back in
     await tampered(t, table, where, value, reads, owner, name)
   }
 
-  // Rolled back: the sealed column of an earlier write of the same level.
+  // A rollback: the sealed column of an earlier write of the same level.
   await write(a, owner)
   await tampered(
     t, 'secrets', currentA.where, `'\\x${original}'::bytea`, currentA.reads, owner, 'an earlier write of the level'
@@ -369,7 +369,7 @@ t.test('CR-01: a whole row that was moved or swapped is refused too', async (t) 
   await expectRefusal('documents of two organizations', readsOf(c), other)
   await swap('secrets', everything, `id = '${x.secret_id}'`, `id = '${z.secret_id}'`)
 
-  // A row under another level, and under another id.
+  // A row under another level, and a row under another id.
   const environments = await test.sql(`SELECT id, project_id FROM environments WHERE organization_id = '${org}'`)
   const levelOf = async (slug: string) => {
     const [project] = await test.sql(`SELECT id FROM projects WHERE organization_id = '${org}' AND slug = '${slug}'`)
@@ -461,7 +461,7 @@ t.test('CR-01: keys that were changed or moved in the database are refused', asy
       await tampered(t, 'encryption_keys', where, value, reads, owner, `${column} of ${slug}`, column)
     }
   }
-  // One column in the place of another, and a storage key of another organization.
+  // A column in the place of another column, and the storage key of another organization.
   await tampered(
     t, 'encryption_keys', await whereOf('keys-a'), 'key_string', [decrypt], owner, 'key_string as data_key',
     'data_key'
@@ -519,13 +519,13 @@ t.test('CR-21: a dump of all tables holds no key, proof, salt, client ciphertext
 
 type Read = (caller: Caller) => Promise<Answer>
 
-/** What reads a level's document. */
+/** The requests that read the document of a level. */
 function readsOf ({ project }: { project: string }): Read[] {
   return ['', '?decrypt=true', '?decrypt=true&merge=true', '?decrypt=true&raw=true'].map((query) => (caller: Caller) =>
     caller.call('GET', `/${caller.organization}/${project}/backend/live/secrets${query}`))
 }
 
-/** What reads a version's content. */
+/** The requests that read the content of a version. */
 function versionReads (version: string): Read[] {
   return [
     (caller) => caller.call('GET', `/${caller.organization}/secrets/versions/${version}`),
@@ -533,7 +533,10 @@ function versionReads (version: string): Read[] {
   ]
 }
 
-/** Sets a sealed column, expects every read to be refused and audited once, and puts the column back. */
+/**
+ * Sets a sealed column, and expects that the service refuses every read and records one event. Then restores the
+ * column.
+ */
 async function tampered (
   t: Test, table: string, where: string, value: string, reads: Read[], caller: Caller, name = value, column = 'sealed'
 ) {
@@ -571,7 +574,7 @@ async function projectId (slug: string): Promise<string> {
   return (await owner.call('GET', `/${org}/${slug}`)).body.data.id
 }
 
-/** Gives a project its next key: the client's, or one of the server's. */
+/** Gives a project its next key, from the client or from the server. */
 async function rotate (project: string, version: number, client?: Awaited<ReturnType<typeof clientKey>>) {
   const id = { organization_id: org, project_id: project, version }
   const key = client === undefined
@@ -589,7 +592,7 @@ async function rotate (project: string, version: number, client?: Awaited<Return
   await test.write(`UPDATE projects SET key_version = ${version} WHERE id = '${project}'`)
 }
 
-/** Every row of every table as text. */
+/** All rows of all tables as text. */
 async function dumpTables (): Promise<string> {
   const tables = await test.sql(
     "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public' AND table_type = 'BASE TABLE'"

@@ -30,7 +30,7 @@ import { cli, command, scratchDirectory, startServer, type Ended } from '../help
 import { client, makeLevels, patient, random, store, type Send } from '../helpers/traffic.ts'
 import { beside } from '../helpers/statements.ts'
 
-// Of keys that are put into the database beside the service.
+// A storage key of rows that the test inserts with SQL.
 const storageKey = secretKey(Buffer.alloc(32, 7))
 
 t.setTimeout(180_000)
@@ -47,21 +47,23 @@ const rowsOf = (db: Db, query: string) =>
   beside(async () => await db.execute(sql.raw(query)) as unknown as Record<string, any>[])
 const canariesOf = async (db: Db) => (await listCanaries(db)).map(({ key_id }) => key_id).sort()
 
-/** One line that matches, exit 1, and nothing on standard output. */
+/** Asserts one matching line on standard error, exit status 1, and an empty standard output. */
 function refused (t: Test, { code, stdout, stderr }: Ended, line: RegExp) {
   t.match(stderr, line)
   t.match(stderr, /^[^\n]+\n$/, 'one line')
   t.same([code, stdout], [1, ''])
 }
 
-/** Runs rewrap in a process that kills itself at one of its statements: before it is sent, or after it was answered. */
+/**
+ * Runs rewrap in a process that kills itself before it sends one of its statements, or after the statement's response.
+ */
 function rewrapKilled (env: Record<string, string>, at: number): Promise<Ended> {
   const program =
     `import{subscribe}from'node:diagnostics_channel';let n=0;subscribe('strongroom:statement',()=>{if(++n===${at})process.kill(process.pid,'SIGKILL')})`
   return cli(['rewrap'], { ...env, NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(program)}` })
 }
 
-/** Organizations, and rotated client keys of one project, as many as there are only after years. */
+/** Inserts organizations, and rotated client keys of one project. A real service has so many only after years. */
 async function insertMany (
   db: Db, keyring: Keyring, of: { organization_id: string, project_id: string },
   count: { organizations: number, keys: number }
@@ -84,7 +86,7 @@ async function insertMany (
   }
 }
 
-// No two keys of a project have the same check.
+// Each key of a project has a different check.
 const tripleOf = (version: number) => ({
   check: Buffer.alloc(32, String(version).padStart(8, '0')),
   salt: Buffer.alloc(16, version % 241),
@@ -92,7 +94,7 @@ const tripleOf = (version: number) => ({
   hint: undefined
 })
 
-/** Opens every wrapped value with this ring; the checks and salts of `insertMany` have to be what was wrapped. */
+/** Opens every wrapped value with this ring. The checks and salts of `insertMany` must have their original values. */
 async function openEverything (t: Test, db: Db, keyring: Keyring, project: string) {
   let wrong = 0
   for (const organization of await db.select().from(organizations)) storageKeyOf(keyring, organization)
@@ -108,7 +110,7 @@ async function openEverything (t: Test, db: Db, keyring: Keyring, project: strin
   return keys.length
 }
 
-/** What no re-wrap may touch, of all keys. */
+/** A checksum of the columns that a re-wrap must not change, for all keys. */
 const frozenOf = async (db: Db) => (await rowsOf(db, `
   SELECT md5(string_agg(concat_ws('|', id, organization_id, project_id, version, managed, iterations, hint, is_active, created_at, rotated_at,
     key_string IS NULL, data_key IS NULL, key_check IS NULL), ',' ORDER BY id)) AS sum FROM encryption_keys WHERE rotated_at IS NOT NULL`))[0]!.sum as string
@@ -134,14 +136,14 @@ async function projectOf (send: Send, slug: string) {
 }
 
 const KILLS = { postgres: 20, embedded: LONG ? 5 : 1 }
-// As many batches as that many kills leave something of.
+// Enough batches that every kill leaves work.
 const MANY = { organizations: 700, keys: 6000 }
 const EMBEDDED = LONG ? { organizations: 300, keys: 1500 } : { organizations: 250, keys: 500 }
-// Without a pause between two writes the writers compute more than all the rest.
+// Without a pause between writes, the writers use most of the CPU time.
 const PAUSE = 20
 
 t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with two keys write: nothing is lost`, {
-  // In `npm test`, rewrap is killed on the embedded database, and the instances write without a kill.
+  // `npm test` kills rewrap only on the embedded database, and runs the writing instances without a kill.
   skip: needsServer.skip || (!LONG && 'runs in npm run test:proofs')
 }, async (t) => {
   const { database, url, drop } = await freshDatabase()
@@ -323,7 +325,7 @@ t.test(`CR-14: ${KILLS.embedded} kills of rewrap on the embedded database; the k
   )
 })
 
-/** Two instances on one database, whose rings have the same keys and different newest ones. */
+/** Two instances on one database. Their rings have the same keys, but different newest keys. */
 async function twoInstances (t: Test) {
   const { database, drop, env } = await freshDatabase()
   const old = ringOf(OLD, NEW)
@@ -357,9 +359,9 @@ t.test('CR-13: without a key that is still needed nothing starts, and nothing ch
   const taken = createServer().listen(0, '127.0.0.1')
   await once(taken, 'listening')
   t.teardown(() => taken.close())
-  // A start that came as far as the port would complain about that one.
+  // If the start reached the port, it would report that the port is in use.
   const PORT = String((taken.address() as AddressInfo).port)
-  // The running instances add to the counts of requests at any time.
+  // The running instances may add counts of requests at any time.
   const checked = async () => {
     const { 'public.api_usage': _, ...tables } = await checksums(db)
     return tables
@@ -403,7 +405,7 @@ t.test('CR-14: what one instance wraps the other opens, before a re-wrap and aft
   }
   t.same(await canariesOf(db), ['k2'])
 
-  // The instance that has the old key as its newest is still there, and wraps.
+  // The instance whose newest key is the old one still runs, and wraps new keys.
   t.equal((await throughOld('POST', '/projects', { name: 'Late', slug: 'late' })).status, 201)
   t.same(await canariesOf(db), ['k1', 'k2'], 'its key is asked for again at the next start')
   t.match(await throughNew('GET', '/late/encryption-key'), { status: 200 })
@@ -430,7 +432,7 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
   })
   await rowsOf(db, `UPDATE projects SET key_version = 2 WHERE id = '${project_id}'`)
   await beside(() => authenticateTable(db, 'projects'))
-  // A key of the server that it had to forget, and one that it has.
+  // A server-managed key that the server had to forget, and a key that it still has.
   const kept = await makeServerKey(old, { ...of, version: 3 })
   const forgotten = registerClientKey(old, storageKey, { ...of, version: 4 }, tripleOf(4))
   await db.insert(encryption_keys).values([
@@ -500,7 +502,7 @@ t.test('values that do not open are told by table and id, left as they are, and 
     db, { id: other, name: 'Empty', slug: 'empty', plan: 'self-hosted', storage_key: Buffer.alloc(0) }
   )
   const label = (text: string) => `\\x${Buffer.concat([Buffer.of(text.length), Buffer.from(text)]).toString('hex')}`
-  // One with another label, one whose label is no text at all, and one that stays whole.
+  // One value has another label, the label of one is not text, and one value stays valid.
   await rowsOf(
     db,
     `UPDATE encryption_keys SET key_check = overlay(key_check placing '${label('zz')}' from 1) WHERE id = ${keys[0]}`
@@ -523,7 +525,7 @@ t.test('values that do not open are told by table and id, left as they are, and 
     'secret'
   )
 
-  // Nothing is under the old key by its label any more, but what was damaged may be restored and want it.
+  // No label names the old key any more. A damaged value may be restored, and would then need the old key.
   await rowsOf(db, `DELETE FROM encryption_keys WHERE id IN (${keys[0]}, ${keys[1]})`)
   const damaged = await rewrap({ database, keyring: renewed })
   t.match(damaged, { rewrapped: 0, failures: [String], older: [{ id: 'k1', values: 0 }] })
@@ -591,7 +593,7 @@ t.test('CR-14: rewrap keeps a key that is in use, and overwrites no row that ano
       await db.update(encryption_keys).set({ key_check, hint: 'changed' }).where(eq(encryption_keys.id, row!.id))
       running = rewrap({ database, keyring: renewed })
       await waiting('select %encryption_keys%for no key update%', running)
-      // Longer than the database lets a statement wait for a lock.
+      // Longer than the lock timeout of statements.
       await sleep(1500)
     })
     t.match(await running, { failures: [], older: [{ id: 'k1', values: 0 }] })
@@ -600,8 +602,7 @@ t.test('CR-14: rewrap keeps a key that is in use, and overwrites no row that ano
     t.same(keyCheckOf(ringOf(NEW), changed!), tripleOf(7).check)
   })
 
-  // Resolves when a statement of this database waits for a lock; the other comes to its end first when nothing holds it
-  // up.
+  // Resolves when a statement of this database waits for a lock, or when `other` ends without a wait.
   async function waiting (like: string, other: Promise<unknown>) {
     const state = { over: false }
     const ended = () => { state.over = true }

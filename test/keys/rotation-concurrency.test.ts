@@ -23,7 +23,7 @@ const CLIENTS = LONG ? 20 : 8
 const WRITES = 3
 
 const instances = await startInstances(t)
-/** The two instances, with these costs of a key derivation, and with an organization of the test. */
+/** The two instances with these costs of a key derivation, and a new organization for the test. */
 const startTenant = async (costs = QUICK) => {
   for (const app of instances.apps) app.costs = costs
   return { ...instances, ...await instances.tenant() }
@@ -38,7 +38,7 @@ const kindOf = ({ target, environment }: Level) =>
   environment !== undefined ? 'environment' : target !== undefined ? 'target' : 'project'
 const documentsOf = (answer: Reply) => answer.body.data.attributes.levels as Record<string, Document>
 
-/** The same requests, with every answer of 500 and above, and every request without an answer, written down. */
+/** Wraps the clients. Records every response of 500 and above, and every request without a response. */
 function watched (running: Running) {
   const failures: unknown[] = []
   const watch = (send: Send): Send => async (method, path, body, headers) => {
@@ -54,7 +54,7 @@ function watched (running: Running) {
   return { failures, send: watch(running.send), sends: running.sends.map(watch) }
 }
 
-/** Waits until no version waits to move onto the active key. */
+/** Waits until no version is left to move to the active key. */
 async function settled (send: Send, project: string) {
   for (let look = 0; look < 1000; look++) {
     const { re_encryption } = (await send('GET', `/${project}/encryption-key/history`)).body
@@ -64,7 +64,7 @@ async function settled (send: Send, project: string) {
   throw new Error('the re-encryption does not end')
 }
 
-/** Every version that the model has is there for a reader, and opens with the key that it names to what was written. */
+/** Checks that readers get every version of the model, and that its key decrypts the version to the written content. */
 async function agree (
   t: Test, { service, organization }: Running, send: Send, operations: Operation[],
   open: (blob: string, version: string) => string
@@ -106,7 +106,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations: a read document opens with its key 
   const levels = await makeLevels(send, 'orbit', ['live', 'test'])
   const operations: Operation[] = []
   const seen: number[] = []
-  // What readers were given, to be opened once every key is known.
+  // The responses to readers. The test decrypts them after the last rotation, when it knows all keys.
   const given: { from: string, level: Level, content: string, key_version: string }[] = []
   const plain: { level: Level, content: string }[] = []
   const keys = new Map<string, Buffer>()
@@ -177,8 +177,8 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations: a read document opens with its key 
   let single = 0
   for (let round = 1, version = 1; round <= ROTATIONS; round++) {
     const policy = round % 2 === 0 ? 're_encrypt' : 'keep'
-    // Two at once, on two instances where there are two. Both have begun before either can end: a derivation lies
-    // between.
+    // Sends two rotations at the same time, on both instances if there are two. Both begin before one can end, because
+    // each must derive a key.
     const both = round % 2 === 1
     const rotations = await Promise.all((both ? [sends[0]!, sends.at(-1)!] : [send]).map((through) =>
       rotate(through, levels[0]!, policy)))
@@ -191,7 +191,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations: a read document opens with its key 
     const won = rotations.filter(({ reply }) => reply?.status === 200).length
     if (both) t.equal(won, 1, 'of two rotations at once one gives 200 and one 409')
     else single += won
-    // However slow the machine is: the next one meets readers of this one's key.
+    // Waits for a reader that uses this key, so that the next rotation always overlaps with readers.
     while (state.busy && !readsUnder(version)) await new Promise((resolve) => { setTimeout(resolve, 5) })
   }
   state.rotating = false
@@ -224,7 +224,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations: a read document opens with its key 
 })
 
 t.test('of two rotations of the same key one is 200, one 409 key_version_conflict and leaves nothing behind', async (t) => {
-  // While one derives its key, the others see the same one.
+  // The derivation is slow, so the other rotations see the same active key.
   const running = await startTenant(SLOW)
   const { service, sends } = running
   const levels = await makeLevels(running.send, 'orbit', ['live'])
@@ -256,7 +256,7 @@ t.test('S-6.6: a first store that races a rotation is under the new key, or came
   for (let round = 1; round <= (LONG ? scale(10, 4) : 3); round++) {
     const state = { rotating: true }
     const rotation = rotate(sends[0]!, level!, 'keep').finally(() => { state.rotating = false })
-    // Half of the time there is no document whose revision the rotation could move on.
+    // In half of the time the level has no document, so the rotation cannot increase its revision.
     while (state.rotating) {
       operations.push(await store(sends.at(-1)!, level!, `VALUE=${operations.length}`))
       operations.push(await operate(sends.at(-1)!, level!, 'delete', 'POST', '/secrets/delete', { ...level }))
@@ -290,7 +290,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client overwrite no write that 
   }
   for (const [index, level] of levels.entries()) await write(level, `VALUE=first-${index}`, '1')
 
-  // The key that all clients use: it changes when a rotation is acknowledged.
+  // The key that all clients use. It changes when a rotation is acknowledged.
   const state = { agreed: '1', rotations: 0 }
   const answers: string[] = []
   const clients = times(CLIENTS, async (number) => {
@@ -299,7 +299,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client overwrite no write that 
     for (let turn = 0, writes = 0; state.rotations < ROTATIONS; turn++) {
       const level = levels[Math.floor(next() * levels.length)]!
       const dice = next()
-      // So many writes between two rotations that a rotation gets through in the end.
+      // Limits the writes between two rotations, so that each rotation eventually succeeds.
       if (dice < 0.5 && writes < WRITES * (state.rotations + 1)) {
         writes++
         const { status, body } = await write(level, `VALUE=${number}-${turn}`, known)
@@ -523,14 +523,14 @@ t.test('CR-16: of 100 requests at once that each derive a key two do so at a tim
 })
 
 t.test('a rotation that is repeated 30 times, at two processes at once, is done once, and derives one key', async (t) => {
-  // A database of its own: looks at the keys of all organizations.
+  // This test has its own database, because it looks at the keys of all organizations.
   const service = await startIsolatedApp(t, {}, SLOW)
   const caller = await service.organization()
   t.equal((await caller.call('POST', `/${caller.organization}/projects`, { name: 'Orbit' })).status, 201)
   await caller.call('POST', `/${caller.organization}/secrets/store`, { project: 'orbit', plaintext: 'A=1' })
   const path = `/${caller.organization}/orbit/encryption-key/rotate`
   const headers = { 'idempotency-key': 'rotation-1' }
-  // The other process, on PostgreSQL: with the embedded database, one process serves all requests.
+  // On PostgreSQL, uses a second process. With the embedded database, one process serves all requests.
   const other = service.env['DATABASE_URL'] === undefined ? undefined : await startServer(t, service.env)
   const elsewhere = async () => {
     const answer = await fetch(`${other!.address}/api/v1${path}`, {
@@ -545,7 +545,7 @@ t.test('a rotation that is repeated 30 times, at two processes at once, is done 
   const hook = createHook({ init: (_, type) => { if (type === 'PBKDF2REQUEST') derived.count++ } }).enable()
   const rotation = (other === undefined ? caller.call('POST', path, {}, headers) : elsewhere())
   if (other !== undefined) {
-    // The first request is in its transaction in the other process, and derives the key.
+    // The first request runs in the other process. It is in its transaction and derives the key.
     const locked = () => service.sql(`SELECT 1 FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
       WHERE c.relname = 'long_operations' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
     while ((await locked()).length === 0) await new Promise(setImmediate)

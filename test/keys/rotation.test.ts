@@ -17,7 +17,7 @@ import { QUICK, SLOW } from '../helpers/costs.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { patiently } from '../helpers/traffic.ts'
 
-// A database of its own: finds projects by their slugs alone.
+// This file has its own database, because it finds projects only by their slugs.
 const test = await startIsolatedApp(t)
 const owner = await test.organization()
 const org = owner.organization
@@ -51,7 +51,7 @@ const lastEvent = async () => (await test.sql(
   `SELECT action, resource_id, actor_type, details FROM audit_events WHERE organization_id = '${org}' ORDER BY seq DESC LIMIT 1`
 ))[0] as { action: string, details: Record<string, unknown> }
 
-/** Everything of the project in the database, to see that nothing of it changed. */
+/** All rows of the project, to check that none of them has changed. */
 async function stateOf (project: string): Promise<string> {
   const queries = [
     `SELECT p::text FROM projects p WHERE slug = '${project}'`,
@@ -78,7 +78,7 @@ async function serverProject (project: object = {}) {
   return at
 }
 
-/** The same for a client that holds the key. */
+/** The same project with a client-managed key. */
 async function clientProject (word: string) {
   const key = await clientKey(`${word} battery staple`)
   const at = await makeLevel(owner, { ...PROJECT, ...key.registration })
@@ -88,14 +88,18 @@ async function clientProject (word: string) {
   return { at, key }
 }
 
-/** What a client sends to rotate: every document, opened with the old key and sealed with the new one. */
+/**
+ * The request body of a client's rotation: every document, decrypted with the old key and encrypted with the new key.
+ */
 async function under (at: At, old: ClientKey, fresh: ClientKey) {
   const levels = await levelsOf(at)
   return Object.values<any>(levels).map(({ id, content, etag }) =>
     ({ id, content: sealBlob(fresh.dataKey, openBlob(old.dataKey, content)!), etag }))
 }
 
-/** Waits for a line of the log: a worker logs after its commit, which others can see before that. */
+/**
+ * Waits for a line of the log. A worker logs after its commit, so other sessions can see the commit before the line.
+ */
 async function logged (matches: (line: string) => boolean) {
   while (!test.logs.some(matches)) await new Promise((resolve) => { setTimeout(resolve, 20) })
 }
@@ -109,7 +113,7 @@ async function settled (at: At) {
   throw new Error('the re-encryption does not end')
 }
 
-/** What a process leaves that was stopped before its first batch. */
+/** The state that a process leaves if it stops before its first batch. */
 const underWay = (at: At, total: number) =>
   test.sql(
     `INSERT INTO re_encryptions (project_id, organization_id, total) SELECT id, organization_id, ${total} FROM projects WHERE slug = '${at.project}'`
@@ -336,7 +340,7 @@ t.test('a re-encryption of one organization, however large, keeps none of anothe
   const at = await makeLevel(large, { slug: 'large' })
   const there = (path: string, body: object) => large.call('POST', `/${large.organization}${path}`, body)
   t.equal((await there('/secrets/store', { ...at, plaintext: 'A=1' })).status, 200)
-  // Copies that do not open: each takes its turn, and moves nowhere.
+  // Copies that do not decrypt. The worker tries each of them once, and keeps its key.
   await test.sql(`
     INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
     SELECT organization_id, id + n, history_id, action, revision, key_version, sealed, size_bytes
@@ -583,7 +587,7 @@ t.test('TI-11: of 50 of which one is another organization’s, none is applied',
 
   const { data } = (await pending(at, { limit: 49 })).body
   const versions = data.map(({ id }: { id: number }) => ({ id, content: sealBlob(fresh.dataKey, 'A=1') }))
-  // Numbers are each organization's own: here this one is another project's, or none.
+  // Each organization numbers its secrets itself. Here this id belongs to another project, or to no secret.
   await refused(t, at, () => submit(at, {
     versions: among(versions, { ...versions[0], id: Number(version) }), key_proof: fresh.proof
   }), 422, 'key_version_conflict')
@@ -703,8 +707,8 @@ t.test('two rotations of one project at once: one is 200, the other 409', async 
   t.teardown(() => { test.app.costs = QUICK })
   let at = await serverProject()
   let answers = await Promise.all([rotateServer(at), rotateServer(at)])
-  // A derivation lies between begin and end of each, so both begin before either ends. On a busy machine one can still
-  // end first: then both rotate, one after the other.
+  // A key derivation takes place between the begin and the end of each rotation, so both rotations begin before one
+  // ends. On a busy machine one rotation can still end first; then both succeed, one after the other.
   while (answers.every(({ status }) => status === 200)) {
     t.same(answers.map(({ body }) => String(body.data.key.attributes.version)).sort(), ['2', '3'])
     at = await serverProject()
@@ -748,7 +752,7 @@ t.test('a rotation yields to other requests after each document, however large',
   const blob = Buffer.byteLength(sealBlob(secretKey(random(32)), plaintext))
   for (const level of names(at)) t.equal((await store({ ...level, plaintext })).status, 200)
 
-  // Bytes that are sealed, opened or serialized for the database between two turns of other requests.
+  // The bytes that the rotation encrypts, decrypts or serializes for the database between two turns of other requests.
   const turns = [0]
   const count = (target: object, name: string, sizeOf: (data: Buffer, result: string) => number) => {
     const original = (target as Record<string, (...args: unknown[]) => unknown>)[name]!
@@ -777,8 +781,8 @@ t.test('a rotation yields to other requests after each document, however large',
   t.equal((await rotateServer(at)).status, 200)
   state.rotating = false
   await others
-  // A document is decrypted and encrypted twice: the stored blob, and the content inside that the client wrote. Its
-  // base64 is made in another turn.
+  // The rotation decrypts and encrypts a document twice: the stored blob, and the client's content inside. It encodes
+  // base64 in another turn.
   const most = 2 * (blob + plaintext.length) + 10_000
   t.same(turns.filter((bytes) => bytes > most), [], 'no turn does more than one document needs')
   t.equal(
@@ -962,7 +966,7 @@ t.test('what waits is counted, listed and ended in one look for each level, howe
         [now.count.result, now.next.result, now.oldest.result, now.end.result], [3, 3, 3, 'more'],
         `${managed}: ${keys} keys`
       )
-      // Which plan it is goes by what the database knows of the tables: a look or two for each of the three levels.
+      // PostgreSQL chooses the plan by its statistics: one or two look-ups for each of the three levels.
       for (const [name, { looks }] of Object.entries(now)) {
         t.ok(looks.every(([, times]) => times <= 8), `${managed}: ${name} with ${keys} keys: ${JSON.stringify(looks)}`)
       }
@@ -984,7 +988,7 @@ t.test('whether a proof is that of a former key is one look, however many keys t
     await test.sql(`INSERT INTO encryption_keys (organization_id, project_id, version, managed, key_check, key_check_hash, salt, iterations, is_active, rotated_at)
       SELECT k.organization_id, k.project_id, ${10_000 + keys}, k.managed, k.key_check, '\\x${checkHashOf(storageKey, { organization_id: org, project_id: state.id }, former).toString('hex')}',
         k.salt, k.iterations, false, now() FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) WHERE p.slug = '${at.project}' AND k.version = 1`)
-    // As the server does by itself after a while: its plans go by it.
+    // Updates the statistics for the plans, like autovacuum does after a while.
     await test.sql('ANALYZE encryption_keys')
     const judged = (proof: Buffer) =>
       looksOf((db) => provesAnyKey(db, storageKey, state, proof.toString('base64')))
@@ -1011,7 +1015,9 @@ t.test('no key of a client is used twice', async (t) => {
   await refused(t, at, () => submit(at, { versions, key_proof: third.proof }), 422, 'key_proof_mismatch')
 })
 
-/** What a query answers, or how many rows, and how often it looked into which table, and read how many rows of keys. */
+/**
+ * The result of a query or its number of rows, the number of look-ups in each table, and the number of key rows read.
+ */
 async function looksOf (work: (db: Db) => Promise<unknown>) {
   return transaction(test.database.db, async (db) => {
     const read = async () => await db.execute(sql`SELECT relname, seq_scan + coalesce(idx_scan, 0) AS looks, seq_tup_read + coalesce(idx_tup_fetch, 0) AS rows
@@ -1036,7 +1042,8 @@ t.test('TI-36: a change of custody returns the project that it changed, also if 
   test.app.costs = COSTS
   t.teardown(() => { test.app.costs = QUICK })
   let isMeanwhile = false
-  // The other requests end during the derivation of the handover. On a busy machine they can be too late: then again.
+  // The other requests end during the key derivation of the handover. On a busy machine they can be too late, so the
+  // test repeats the attempt.
   for (let tries = 1; !isMeanwhile; tries++) {
     const at = await serverProject()
     const slug = `elsewhere-${tries}`

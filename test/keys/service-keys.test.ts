@@ -13,7 +13,8 @@ import { openRows, RowKeyError } from '../../src/vault/audit/row-authentication.
 import { freshDatabase, startIsolatedApp } from '../helpers/app.ts'
 import { beside } from '../helpers/statements.ts'
 
-// The keys that authenticate rows and events are created once, for an empty database. Only the master key names them.
+// The service creates the keys that authenticate rows and events only once, for an empty database. Only the master key
+// can unwrap them.
 
 t.setTimeout(120_000)
 
@@ -27,7 +28,7 @@ const run = async (database: Database, ...statements: string[]) => {
 }
 
 t.test('without the key that the canaries name nothing starts', async (t) => {
-  // A database of its own: changes the service keys.
+  // This test has its own database, because it changes the service keys.
   const service = await startIsolatedApp(t)
   const { database, keyring } = service
   const owner = await service.organization()
@@ -114,7 +115,7 @@ t.test('a database with rows gets no new keys, whatever is hidden while it start
       (await service.sql('SELECT FROM master_key_canaries')).length, 0, `${name}: nothing is left of it`)
     await change(...empty(all), ...back(all))
   }
-  // All of it out of sight: that is an empty database, and what comes back afterwards has no MAC under its key.
+  // With all rows moved away, the database counts as empty. The rows that return later have no MAC of the new key.
   await change(...noKeys, insertForged, ...others.flatMap((table) =>
     [`CREATE TABLE aside.all_${table} AS SELECT * FROM ${table}`, `DELETE FROM ${table}`]))
   await openRows(database, keyring)
@@ -162,7 +163,7 @@ t.test('rows that row security hides from a start get no MAC', {
   t.same(await database.db.execute(sql`SELECT id FROM organizations`), [], 'hidden')
   await t.rejects(openRows(database, keyring), { name: 'RowKeyError' })
   await hide(others)
-  // For all that the start can see, the database is empty.
+  // The start finds no rows, so it treats the database as empty.
   await openRows(database, keyring)
   await run(database, ...others.map((name) =>
     `ALTER TABLE ${name} NO FORCE ROW LEVEL SECURITY, DISABLE ROW LEVEL SECURITY`))

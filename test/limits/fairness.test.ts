@@ -8,16 +8,19 @@ import { clientKey } from '../helpers/client.ts'
 import { LONG } from '../helpers/long.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
-// One tenant cannot slow down another: long operations of an organization take turns, over all instances, and leave the
-// others their share.
+// A tenant cannot slow down other tenants. Long operations of an organization run one after the other on all instances,
+// and leave capacity for other organizations.
 
 t.setTimeout(120_000)
 
-// A database of its own: measures how long others wait, so no other work may run.
+// This file has its own database, because it measures how long requests wait, so no other work may run.
 const service = await startIsolatedApp(t)
 const failing = ({ status, body }: Answer) => [status, body?.error]
 
-/** A project with so many documents at environments of one target, each stored twice; a moment between. */
+/**
+ * A project with this number of documents in environments of one target, each stored twice. Returns a time between the
+ * two stores.
+ */
 async function fill ({ call, organization: o }: Caller, slug: string, documents: number): Promise<string> {
   const made = await call('POST', `/${o}/projects`, { name: slug, slug })
   if (made.status !== 201) throw new Error(made.text)
@@ -34,7 +37,7 @@ async function fill ({ call, organization: o }: Caller, slug: string, documents:
   return attributes.created_at
 }
 
-/** Levels beyond the bound of a short deletion, below a target of its own. */
+/** Creates more levels below a new target than a short deletion removes. */
 async function makeManyLevels (on: TestApp, { call, organization: o }: Caller, slug: string) {
   await call('POST', `/${o}/projects`, { name: slug, slug })
   await call('POST', `/${o}/${slug}/targets`, { name: 'Many' })
@@ -53,7 +56,7 @@ async function makeManyLevels (on: TestApp, { call, organization: o }: Caller, s
 }
 
 let projects = 0
-/** Each kind of long operation: what it needs, and the request, on a project of its own. */
+/** Each kind of long operation on a new project: prepares its data, and returns a function that sends the request. */
 const KINDS: Record<string, (on: TestApp, caller: Caller) => Promise<() => Promise<Answer>>> = {
   'a rotation by the server': async (_on, { call, organization: o }) => {
     const slug = `rotated-${++projects}`
@@ -185,7 +188,7 @@ t.test('while an organization runs one long operation after the other, no reques
   await fill(other, 'quiet', 2)
   const o = other.organization
   const state = { isOver: false, done: 0 }
-  // As many at a time as wait for their turn without being refused.
+  // The maximum number of operations that can wait at the same time without a refusal.
   const operations = Promise.all(slugs.map(async (slug, i) => {
     for (let n = 0; n < 2; n++) {
       const answer = await busy.call('POST', `/${busy.organization}/${slug}/restore-to`, {
@@ -211,7 +214,7 @@ t.test('while an organization runs one long operation after the other, no reques
       const [method, path, body] = requests[n % requests.length]!
       const before = state.done
       const answer = await other.call(method, path, body)
-      // Two rotations of one project at once are a conflict of its own making.
+      // Two concurrent rotations of one project conflict with each other.
       const isConflict = answer.status === 409 && path.endsWith('/rotate')
       if (answer.status >= 300 && !isConflict) t.fail(`${method} ${path}: ${answer.status} ${answer.text}`)
       if (!path.endsWith('/rotate')) most = Math.max(most, state.done - before)
@@ -221,7 +224,7 @@ t.test('while an organization runs one long operation after the other, no reques
   await Promise.all([operations, ...requests.map((_, i) => ask(i))])
   t.ok(asked >= requests.length, `${asked} requests meanwhile`)
   t.equal(state.done, 8)
-  // The operation that ran when the request came.
+  // A request waits at most for the operation that was already running.
   if (!ON_POSTGRES) t.ok(most <= 1, `waited for ${most} operations`)
 })
 

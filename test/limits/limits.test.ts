@@ -18,7 +18,7 @@ const limitOf = ({ headers }: Answer) => Number(headers['x-ratelimit-limit'])
 const remainingOf = ({ headers }: Answer) => Number(headers['x-ratelimit-remaining'])
 const resetOf = ({ headers }: Answer) => Number(headers['x-ratelimit-reset'])
 
-// Two of them serve all tests: each test takes organizations and addresses of its own.
+// Two services serve all tests. Each test uses its own organizations and addresses.
 let hundred: TestApp
 let three: TestApp
 
@@ -46,12 +46,12 @@ const VARIABLES: Record<LimitGroup, string> = {
   invoice_files: 'RATE_LIMIT_BILLING'
 }
 
-/** A call without a token from an address: it counts against the address alone. */
+/** A request without a token, which counts only for its address. */
 function anonymous (service: TestApp, remoteAddress: string, headers: Record<string, string> = {}) {
   return service.inject({ method: 'GET', url: '/api/v1/organization', remoteAddress, headers })
 }
 
-/** The 429 of S-14.1: Retry-After in whole seconds, the same in the body, and Reset is that far away. */
+/** Asserts the 429 of S-14.1: Retry-After is in whole seconds and also in the body, and Reset is at the same time. */
 function isExceeded (test: Test, answer: Answer, limit: number, window = 60, isOfPlan = false) {
   test.equal(answer.status, 429)
   test.match(answer.headers['retry-after'], /^[1-9]\d*$/)
@@ -263,7 +263,7 @@ t.test('RL-24: of many calls at once exactly as many come through as the limit a
   const caller = await service.organization()
   const all = await Promise.all(Array.from({ length: AT_ONCE }, (_, i) =>
     caller.call(i % 2 ? 'GET' : 'HEAD', '/organization')))
-  // What is more than the database's queue takes is refused before it can be counted.
+  // Refusals because of the full database queue come before the count.
   const answers = all.filter(({ status }) => status !== 503)
   const allowed = Math.min(100, answers.length)
   t.equal(answers.filter(({ status }) => status === 200).length, allowed)
@@ -313,8 +313,8 @@ t.test('the limit of an effect is counted right before it: a refusal with 403, 4
     const { storage_mode: _mode, ...triple } = (await clientKey(`key ${n} of the client`)).registration
     return triple
   }))
-  // For each route with such a limit: a project and a body whose effect is counted, and bodies that are refused before
-  // it.
+  // For each route with such a limit: a project, a body whose effect counts, and bodies that the service refuses before
+  // that.
   const custody = {
     project: kept.project,
     body: { storage_mode: 'server', encryption_key: 'not the right one' },
@@ -335,7 +335,7 @@ t.test('the limit of an effect is counted right before it: a refusal with 403, 4
     },
     'POST /api/v1/:organization/:project/secrets/rotate-client-keys': {
       project: kept.project,
-      // The key is another one each time.
+      // Each request needs another key.
       get body () { return { secrets: [], ...nextKeys.shift() } },
       bad: [{ secrets: [] }, { secrets: [{ id: 'x', content: 'x' }], ...client.registration, storage_mode: undefined }]
     }
@@ -344,7 +344,7 @@ t.test('the limit of an effect is counted right before it: a refusal with 403, 4
   for (const [path, item] of Object.entries(service.app.swagger().paths ?? {})) {
     for (const [method, operation] of Object.entries(item as Record<string, { 'x-limit-of-effect'?: LimitGroup }>)) {
       const group = operation['x-limit-of-effect']
-      // Those of billing, members and large deletions are tested in billing, members and fairness.test.ts.
+      // The limits of billing, members and large deletions have tests in billing, members and fairness.test.ts.
       if (group === undefined) continue
       if (['billing', 'invoice_files', 'memberships', 'level_deletion'].includes(group)) continue
       found[`${method.toUpperCase()} ${path.replace(/{(\w+)}/g, ':$1')}`] = group
@@ -443,7 +443,7 @@ t.test('forged tokens from an address past its limit are looked up one at a time
   const answers = await Promise.all(Array.from({ length: 200 }, () => ask(mintApiToken(victim.organization))))
   t.ok(answers.every(({ status }) => status === 429))
   t.equal(most, 1, 'one at a time')
-  // On Citus, a look-up first searches tokens of organizations, then those of persons.
+  // On Citus, a look-up first searches the tokens of organizations, and then the tokens of persons.
   const statements = ON_CITUS ? 2 : 1
   t.ok(all <= 21 * statements, `${all / statements} of 200 were looked up at all`)
   const [good] = await Promise.all([
@@ -508,7 +508,7 @@ t.test('HT-41 X-Forwarded-For counts only when a trusted proxy sends it', async 
   }
 })
 
-// A service with 50 requests a minute and 3 rotations an hour, and an organization of it with two projects.
+// A service with 50 requests a minute and 3 rotations an hour, and a new organization with two projects.
 async function rotating (t: Test, plan?: string) {
   const service = await startIsolatedApp(t, { RATE_LIMIT_API: '50', RATE_LIMIT_KEY_ROTATION: '3' })
   if (plan !== undefined) await service.sql(`INSERT INTO plans (name, api_per_minute, max_bytes) VALUES ('${plan}', 50, 500)`)
@@ -523,7 +523,7 @@ async function rotating (t: Test, plan?: string) {
     path,
     clients: clients.project,
     rotate: (headers?: Record<string, string>) => caller.call('POST', path(), {}, headers),
-    /** What is left of the general group after this request. */
+    /** The remaining requests of the general group after this request. */
     left: async () => remainingOf(await caller.call('GET', '/organization'))
   }
 }
@@ -620,7 +620,8 @@ t.test('an organization whose general group is used up is refused a rotation bef
   }
   subscribe('strongroom:statement', onStatement)
   t.teardown(() => unsubscribe('strongroom:statement', onStatement))
-  // The first request past the limit may have its level prefetched; the organization is known to be past it then.
+  // The service may prefetch the level for the first request past the limit. After it, the service knows that the
+  // organization is past the limit.
   isExceeded(t, await rotate(), 50)
   statements.length = 0
   for (let n = 0; n < 3; n++) isExceeded(t, await rotate(), 50)

@@ -21,7 +21,7 @@ import { startServer } from '../helpers/process.ts'
 import { hasRedis, startRedis, type TestRedis } from '../helpers/redis.ts'
 import { openWay } from '../helpers/way.ts'
 
-// Two instances that count their limits in one Redis, while it is there, and each by itself while it is not.
+// Two instances that count their limits in one Redis. Each instance counts alone while Redis is unavailable.
 
 const LIMIT = 100
 const FLAPS = LONG ? 20 : 3
@@ -38,7 +38,7 @@ const changesOf = (instance: Instance) =>
   linesOf(instance).map(({ msg }) => msg).filter((msg) => msg === ALONE || msg === TOGETHER)
 
 async function instancesOn (t: Test, env: Record<string, string>) {
-  // A database of its own: ends services, and counts what each asks its database.
+  // This test has its own database, because it ends services, and counts the statements of each.
   const service = await startIsolatedApp(t, env)
   const logs: string[] = []
   const { config, database, keyring, app: { costs } } = service
@@ -50,7 +50,7 @@ async function instancesOn (t: Test, env: Record<string, string>) {
 
 interface Heard { status: number, remaining: number, reset: number, retryAfter: number | undefined }
 
-/** A call from an address, without a token: it counts against the address alone, and asks nothing of the database. */
+/** A request without a token from an address. It counts only for the address, and needs no database. */
 async function ask ({ app }: Instance, remoteAddress: string, authorization?: string): Promise<Heard> {
   const { statusCode, headers } = await app.inject({
     url: '/api/v1/organization', remoteAddress, headers: { ...authorization !== undefined && { authorization } }
@@ -63,7 +63,7 @@ async function ask ({ app }: Instance, remoteAddress: string, authorization?: st
   }
 }
 
-/** Asks until the instance has said it so many times. */
+/** Sends requests until the log of the instance contains the message this number of times. */
 async function untilSaid (instance: Instance, what: string, times = 1) {
   while (changesOf(instance).filter((msg) => msg === what).length < times) {
     await ask(instance, '203.0.113.250')
@@ -79,7 +79,10 @@ async function untilLast (instance: Instance, what: string) {
   }
 }
 
-/** What was found in a round in which no instance was by itself, as may come about on a machine that is busy. */
+/**
+ * Repeats a round until no instance counted alone during it, which can happen on a busy machine. Returns the result of
+ * the round.
+ */
 async function together<T> (instances: readonly Instance[], round: (number: number) => Promise<T>): Promise<T> {
   for (let number = 1; number <= 20; number++) {
     const before = instances.flatMap(changesOf).length
@@ -101,7 +104,7 @@ t.test('RL-24: of 1,000 calls at once to two instances exactly as many come thro
   const redis = await startRedis(t)
   const { service, instances } = await instancesOn(t, { RATE_LIMIT_API: String(LIMIT), REDIS_URL: redis.url })
   for (const good of [401, 200]) {
-    // What is more than the database's queue takes is refused before it can be counted.
+    // Refusals because of the full database queue come before the count.
     const answers = await together(instances, async (round) => {
       const authorization = good === 200 ? `Bearer ${(await service.organization()).token}` : undefined
       const all = await Promise.all(Array.from({ length: 1000 }, (_, i) =>
@@ -326,7 +329,7 @@ t.test('over TLS a Redis with a certificate of an unknown authority counts as go
 t.test('a Redis that may not be written to is one that cannot count, until it can', { skip }, async (t) => {
   const redis = await startRedis(t)
   const { instances: [one] } = await instancesOn(t, { RATE_LIMIT_API: '5', REDIS_URL: redis.url })
-  // On a busy machine, a response may be late before this change, or at the same time: then the reason is another one.
+  // On a busy machine, a response can be late before this change or at the same time. Then the log has another reason.
   const isAloneFor = (reason: string) => linesOf(one).some((line) => line.msg === ALONE && line.reason === reason)
   for (let round = 1; round <= 20 && !isAloneFor('OOM'); round++) {
     await redis.tell('CONFIG', 'SET', 'maxmemory', '0')
@@ -336,7 +339,7 @@ t.test('a Redis that may not be written to is one that cannot count, until it ca
   }
   t.ok(isAloneFor('OOM'), 'the log has the reason')
   const before = changesOf(one)
-  // Each of them is a look whether it has to: of a window that is not there yet, as that of the probe.
+  // Each call checks whether Redis must count it. The window does not exist yet, like that of the probe.
   const looks = async () => Number(/cmdstat_evalsha:calls=(\d+)/.exec(String(await redis.tell('INFO', 'commandstats')))![1])
   for (const enough = await looks() + 3; await looks() < enough; await pause(50)) await ask(one, '203.0.113.250')
   t.strictSame(changesOf(one), before, 'full for a new window, too')
@@ -446,7 +449,7 @@ t.test('workers count in Redis, over TLS; while it is gone, their supervisor cou
   })
   const linesWith = (msg: string) => server.stdout().split(msg).length - 1
   const said = () => linesWith(ALONE) + linesWith(TOGETHER)
-  // Each on a connection of its own, so that both workers are asked.
+  // Each request uses a new connection, so that both workers get requests.
   const statusOf = (from: string) => new Promise<number>((resolve, reject) => {
     get(`${server.address}/api/v1/organization`, { agent: false, headers: { 'x-forwarded-for': from } }, (answer) => {
       answer.resume().on('end', () => resolve(answer.statusCode!))

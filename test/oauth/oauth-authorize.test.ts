@@ -14,7 +14,7 @@ import {
 } from '../helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
-// A database of its own: counts all authorization codes of the service.
+// This file has its own database, because it counts all authorization codes of the service.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const nimbus = await service.organization()
@@ -49,7 +49,7 @@ const exchange = (code: string | null, verifier = VERIFIER, more: Record<string,
   })
 const api = (path: string, headers: Record<string, string>) => fetch(`${address}/api/v1${path}`, { headers })
 
-/** The browser of a person, signed in. */
+/** A browser in which a person is signed in. */
 async function signedIn (person = rosa) {
   const browser = visitor(address)
   const page = await browser.signIn(await browser.open('/account'), person.email, person.password)
@@ -58,7 +58,7 @@ async function signedIn (person = rosa) {
 }
 const rosas = await signedIn()
 
-/** A page that leads nowhere: nothing of what was sent is on it. */
+/** Asserts that the page is an error page: it does not redirect and shows no value of the request. */
 function isRefusal (t: Test, seen: Seen, sent: string[] = [], label = '') {
   t.match(
     { status: seen.status, location: seen.headers.get('location'), type: seen.headers.get('content-type') },
@@ -68,7 +68,7 @@ function isRefusal (t: Test, seen: Seen, sent: string[] = [], label = '') {
   for (const one of sent) if (one.length > 3) t.notOk(seen.text.includes(one), `${label}: reflected`)
 }
 
-/** The error that a redirect carries to a client, with everything that it must have. */
+/** The error in a redirect to a client. Asserts that the redirect has all required parameters. */
 function errorIn (
   t: Test, seen: Seen, { to = CALLBACK, state = 'state' }: { to?: string, state?: string | null } = {}
 ): string | null {
@@ -85,7 +85,7 @@ function errorIn (
   return searchParams.get('error')
 }
 
-/** A request with a path of any bytes. */
+/** Sends a request whose path can contain any bytes. */
 function raw (path: string, headers: Record<string, string> = {}): Promise<Seen> {
   return new Promise((resolve, reject) => {
     const { hostname, port } = new URL(address)
@@ -116,7 +116,7 @@ t.test('OA-01: the client, then its address, are judged before anything can redi
         t, await ask({ client_id }, browser), [client_id ?? '', CALLBACK], `client ${JSON.stringify(client_id)}`
       )
     }
-    // Other errors in the request make no difference: the browser is not redirected.
+    // The browser is not redirected, whatever other errors the request has.
     isRefusal(t, await ask({
       client_id: 'unknown', response_type: 'token', scope: 'nonsense', prompt: 'none', code_challenge: undefined
     }, browser))
@@ -137,7 +137,7 @@ t.test('OA-01: the client, then its address, are judged before anything can redi
   t.equal(await codes(), before)
 })
 
-// A line separator in a test's name would end its line.
+// A line separator in the name of a test would end the line of TAP output.
 const label = (text: string) => encodeURIComponent(text).slice(0, 60)
 
 const STATES = [
@@ -197,7 +197,7 @@ t.test('OA-02: the state survives the way through sign-in, consent and both deci
       )
     }
   }
-  // As it stood in the query: nothing on the way may make it longer, or read it as something else.
+  // The client gets `state` exactly as in the query. No step may make it longer or interpret it.
   const plain = authorizationUrl(CHALLENGE, { state: undefined })
   for (const [written, state] of sample([
     [encodeURIComponent(STATES[0]!), STATES[0]!], [encodeURIComponent(STATES[1]!), STATES[1]!], [
@@ -214,7 +214,7 @@ t.test('OA-02: the state survives the way through sign-in, consent and both deci
   }
 })
 
-/** Requests that are refused by redirect, with the error of each. */
+/** Asserts that the service refuses each request by a redirect with the given error. */
 async function refuses (t: Test, table: [changes: Record<string, string | undefined>, error: string][]) {
   const before = await codes()
   for (const [changes, error] of table) {
@@ -265,7 +265,7 @@ t.test('OA-07, OA-08: an address that is only like the registered one is no addr
   for (const redirect_uri of misses) {
     isRefusal(t, await ask({ client_id: 'web', redirect_uri }, rosas), [redirect_uri], redirect_uri.slice(0, 80))
   }
-  // Longer than any URL that the service takes.
+  // Longer than any URL that the service accepts.
   const huge = await ask({ client_id: 'web', redirect_uri: WEB + 'x'.repeat(8192) }, rosas)
   t.strictSame(
     [huge.status, huge.headers.get('location'), huge.text.includes('client.example.com')], [414, null, false]
@@ -349,11 +349,11 @@ t.test('OA-12: no parameter counts twice', async (t) => {
     }
     t.equal(errorIn(t, await ask({}, browser, '&a[]=1&a[]=2')), 'invalid_request')
   }
-  // Brackets make no arrays: they are letters of another name.
+  // Brackets do not make arrays; they are part of another parameter name.
   isRefusal(t, await ask({ client_id: undefined }, rosas, '&client_id[]=dotenv-cli'))
   isRefusal(t, await ask({ redirect_uri: undefined }, rosas, `&redirect_uri[0]=${encodeURIComponent(CALLBACK)}`))
   t.ok(isConsent(await ask({}, rosas, '&state[]=x&__proto__=1&constructor=2')))
-  // In the form neither.
+  // The form does not accept arrays either.
   for (const [name, status] of [['form_token', 403], ['request', 400]] as const) {
     const form = formIn(await ask({}, rosas))
     const value = form.fields.find(([one]) => one === name)![1]
@@ -460,7 +460,10 @@ t.test('the consent page says what an application can do with invitations, and w
     /It can see only your account, your organizations and the invitations to you\./)
 })
 
-/** What a person does through an application that requested all scopes, and got those that the page offers. */
+/**
+ * Sends requests of a person through an application. The application requested all scopes and got those that
+ * the page offers.
+ */
 async function through (person: Person) {
   const { access_token, scope } = await tokensFor(address, person)
   const call = async (method: string, path: string, body?: object) => (await fetch(`${address}/api/v1${path}`, {
@@ -487,7 +490,7 @@ t.test('OA-14: what the role of a team gives in its projects is offered, and can
   t.equal(await store(comet), 403, 'another role in another project')
   t.equal(await call('GET', `/${o}/${comet.project}/backend/live/secrets`), 200)
 
-  // Rows written outside the service offer nothing, and neither does a team of an organization that the person left.
+  // Rows from outside the service add no scopes. A team of an organization that the person has left adds none either.
   const offeredTo = async () => {
     const browser = await signedIn(person)
     return offered(await ask({ scope: 'secret:read secret:purge' }, browser))
@@ -606,13 +609,13 @@ t.test('OA-17: a request is decided once, in its own session, within ten minutes
   })
   t.equal(life!.ok, true)
 
-  // The next person who signs in in this browser cannot decide the request of the person before.
+  // The next person who signs in with this browser cannot decide the previous person's request.
   const shared = await signedIn()
   const left = formIn(await ask({}, shared))
   shared.jar.delete('session')
   await shared.signIn(await shared.open('/account'), rosa.email, rosa.password)
   isRefusal(t, await decide(shared, left, { form_token: await tokenOf(shared) }))
-  // A browser that is signed out decides nothing.
+  // A browser that is signed out cannot decide a request.
   const gone = await signedIn()
   const form = formIn(await ask({}, gone))
   await service.write(
@@ -648,7 +651,7 @@ t.test('OA-17: a request is decided once, in its own session, within ten minutes
   t.equal(await codes(), before)
 })
 
-/** Requests that a page of ours in this browser would not have sent. */
+/** Headers that a page of the service in this browser would not send. */
 const FOREIGN: [label: string, headers: Record<string, string>][] = [
   ['says nothing of where it comes from', {}], ['null', { origin: 'null' }], [
     'another origin', { origin: 'https://evil.example' }
@@ -704,7 +707,7 @@ t.test('an application has 100 grants of a person: one more ends its oldest, wit
   t.strictSame([...new Set(agreed.map(({ status }) => status))].filter((status) => status !== 503), [303])
   t.equal(await live(), MAX_GRANTS, 'of those who agree at once, each counts the ones before')
 
-  // From before there was a limit.
+  // Older grants, from before the limit existed.
   await service.sql(`DELETE FROM oauth_grants WHERE user_id = ${person.id} AND id > ${oldest.grant}
     AND id <= ${oldest.grant} + ${1000 * MAX_GRANTS}`)
   await copies(3 * MAX_GRANTS)
@@ -781,7 +784,8 @@ t.test('OA-18, CR-47: a decision, and every other form, comes from our page in t
     t.equal(
       (await send(`${path}?form_token=${form_token}`, rest, ours, jar)).status, 403, `${path}: token in the query`
     )
-    // Forms only: what a page of another site can send with fetch, and JSON, is not read.
+    // The service reads only forms. It does not read other types that a page of another site can send with fetch, or
+    // JSON.
     const cookie = [...jar].map((pair) => pair.join('=')).join('; ')
     const text = new URLSearchParams(fields).toString()
     for (const type of byTurns([
@@ -805,7 +809,7 @@ t.test('OA-18, CR-47: a decision, and every other form, comes from our page in t
   }
   t.ok((await rosas.open('/account')).text.includes(rosa.email), 'still signed in')
   t.equal(await codes(), before)
-  // The same forms as they are meant. A browser that tells only the origin may send them too.
+  // The same forms with correct headers succeed. A browser may send only the origin.
   t.equal((await send('/oauth/authorize/decision', forms[0]![1], { origin: address })).status, 303)
   t.equal((await send('/oauth/sign-in', forms[1]![1], { origin: 'null', ...ours }, outside.jar)).status, 303)
   t.equal(await codes(), before + 1)
@@ -844,7 +848,7 @@ t.test('OA-20: iss is the issuer of the metadata, byte for byte, in success and 
     t.equal((await rosas.decide(await ask({}, rosas), decision)).searchParams.get('iss'), metadata.issuer)
   }
   t.equal(new URL((await ask({ scope: 'nonsense' })).headers.get('location')!).searchParams.get('iss'), metadata.issuer)
-  // The address that the request names makes no difference.
+  // The address in the Host header makes no difference.
   const spoofed = await raw(authorizationUrl(CHALLENGE, { prompt: 'none' }), {
     host: 'evil.example',
     'x-forwarded-host': 'evil.example',
@@ -1074,9 +1078,9 @@ t.test('OA-26: signing in and out never redirects to another origin', async (t) 
   ]
   const variants = forms.flatMap((make) => heads.map(make))
   t.ok(variants.length >= 200)
-  // Every head and every form, in the long form each with each.
+  // Every head with every form in the long form, otherwise a tenth of the pairs.
   const tried = variants.filter((_, i) => LONG || (i + Math.floor(i / heads.length)) % 10 === 0)
-  // One attempt is as good as another: four browsers share the work.
+  // The attempts are independent, so four browsers share the work.
   await Promise.all(Array.from({ length: 4 }, async (_, i) => {
     const browser = visitor(address)
     const page = await browser.open('/account')
@@ -1182,7 +1186,7 @@ t.test('CR-44: a session is a new 256-bit name at every sign-in, kept as a hash,
   t.ok(await opens(`__Host-session=${second}`))
   t.notOk(await opens(`__Host-session=${first}`))
 
-  // A session cookie that an attacker has planted is not adopted.
+  // The service does not adopt a session cookie that an attacker has planted.
   const planted = 'A'.repeat(43)
   const victim = visitor(at)
   victim.jar.set('__Host-session', planted)
@@ -1190,7 +1194,7 @@ t.test('CR-44: a session is a new 256-bit name at every sign-in, kept as a hash,
   t.not(victim.jar.get('__Host-session'), planted)
   t.notOk(await opens(`__Host-session=${planted}`))
 
-  // Only the very name counts: a prefix that another host has spelt otherwise is not this host's.
+  // Only the exact name counts. Another host could set a cookie with another spelling of the prefix.
   for (const name of [
     'session', '%5F%5FHost-session', '__Host%2Dsession', '__host-session', '__Secure-session', '__Host-session[]'
   ]) {
@@ -1225,7 +1229,7 @@ t.test('CR-44: a session is a new 256-bit name at every sign-in, kept as a hash,
     "SELECT max(expires_at) BETWEEN now() + interval '6 days 23 hours' AND now() + interval '7 days' AS ok FROM sessions"
   )
   t.equal(left!.ok, true)
-  // A new password is a change of privilege.
+  // A new password is a change of privilege, so the service sets a new session cookie.
   const used = victim.jar.get('__Host-session')!
   const changed = await victim.send(
     formIn(await victim.open('/account/password')), { current: person.password, password: 'another long password' }

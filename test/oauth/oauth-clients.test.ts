@@ -7,7 +7,7 @@ import { LONG } from '../helpers/long.ts'
 import { CALLBACK, makePerson } from '../helpers/people.ts'
 import { visitor } from '../helpers/visitor.ts'
 
-// Two certified client libraries against the service as it is. No option loosens a check of theirs; only plain http is
+// Two certified client libraries use the unchanged service. Their options loosen no check, except that plain HTTP is
 // allowed, because the tests listen on the loopback interface.
 
 const RUNS = LONG ? 50 : 6
@@ -22,7 +22,7 @@ const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
 const browser = visitor(address)
 const projects = new URL(`${address}/api/v1/${nimbus.organization}/projects`)
 
-/** Opens the authorization URL as a person with a browser does; returns the URL that the browser is redirected to. */
+/** Opens the authorization URL as a person in a browser. Returns the URL of the redirect. */
 async function allow (url: URL, decision: 'allow' | 'deny' = 'allow'): Promise<URL> {
   const page = await browser.open(url.href)
   return browser.decide(
@@ -40,7 +40,7 @@ t.test('OA-90 OA-20 OA-30: openid-client discovers, authorizes, calls, refreshes
     t.equal(await call(config, tokens.access_token), 200)
     for (let i = 0; i < 3; i++) {
       const before = tokens.access_token
-      // With the scope every second time: some libraries always send it.
+      // Every second refresh sends the scope, because some libraries always send it.
       tokens = await openid.refreshTokenGrant(config, tokens.refresh_token!, i % 2 === 0 ? {} : { scope: SCOPE })
       seen.push(tokens.access_token)
       t.equal(await call(config, before), 401)
@@ -65,7 +65,7 @@ t.test('OA-20: openid-client refuses a manipulated response, and recognizes the 
   }
   const other = { ...checks, pkceCodeVerifier: openid.randomPKCECodeVerifier() }
   t.strictSame(await refusal(openid.authorizationCodeGrant(config, back, other)), [400, 'invalid_grant'])
-  // None of the tampered answers was believed, so none of them reached the service: the code is still good.
+  // The library refused all manipulated responses, so the code was not sent to the service and is still valid.
   const tokens = await openid.authorizationCodeGrant(config, back, checks)
   t.equal(tokens.token_type, 'bearer')
 
@@ -131,7 +131,7 @@ t.test('OA-80 OA-85: the 401 of the API leads a client to the resource, its serv
   t.equal(challenge!.scheme, 'bearer')
   t.equal(challenge!.parameters.error, 'invalid_token')
   const url = new URL(challenge!.parameters.resource_metadata!)
-  // The library makes the address from the resource's identifier: it has to be the one that the challenge names.
+  // The library derives the URL from the resource identifier. It must equal the URL in the challenge.
   const identifier = new URL(url.href.replace('/.well-known/oauth-protected-resource', ''))
   const answer = await oauth.resourceDiscoveryRequest(identifier, PLAIN)
   t.equal(answer.url, url.href)
@@ -163,7 +163,7 @@ async function start (config: openid.Configuration) {
   return { url, checks }
 }
 
-/** Status and code of the error that the token endpoint answered with. */
+/** The status and the error code of a response of the token endpoint. */
 async function refusal (grant: Promise<unknown>): Promise<unknown> {
   const error = await grant.catch((error: unknown) => error)
   return error instanceof openid.ResponseBodyError ? [error.status, error.error] : error

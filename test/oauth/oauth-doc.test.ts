@@ -124,7 +124,7 @@ examplesOf('TypeScript', process.execPath, [compiled], false)
 examplesOf('Python', 'python3', ['examples/login.py'], noPython)
 
 function examplesOf (name: string, program: string, args: string[], skip: string | false) {
-  // In `npm test`, one of the two shows what concerns the file of the tokens.
+  // `npm test` tests the token file with only one of the two examples.
   const inOne = { skip: skip === false && name === 'Python' ? IN_PROOFS.skip : skip }
   t.test(`the ${name} example signs a person in, keeps the tokens, refreshes and revokes`, { skip }, async (t) => {
     const login = example(t, program, args)
@@ -224,14 +224,14 @@ function examplesOf (name: string, program: string, args: string[], skip: string
   })
 }
 
-/** One line on standard error, exit 1. */
+/** Asserts one line on standard error and exit status 1. */
 function failed (t: Test, { code, stderr }: Ended, said: string | RegExp, what = '') {
   t.equal(code, 1, what)
   t.match(stderr, said, what)
   t.equal(stderr.split('\n').length, 2, stderr)
 }
 
-/** An example with a login of its own. */
+/** Runs an example with a separate login. */
 function example (t: Test, program: string, args: string[]) {
   const directory = scratchDirectory(t)
   const file = join(directory, 'login.json')
@@ -242,7 +242,7 @@ function example (t: Test, program: string, args: string[]) {
     left: () => ['.new', '.lock'].filter((suffix) => existsSync(file + suffix)),
     run: (more: string[] = [], changes: Record<string, string> = {}) =>
       run(program, [...args, ...more], { ...env, ...changes }),
-    /** Runs it until it waits for the browser. */
+    /** Runs the example until it waits for the browser. */
     async start (): Promise<{ url: string, ended: Promise<Ended> }> {
       const child = spawn(program, args, { env: { PATH: process.env.PATH, ...env }, stdio: ['ignore', 'pipe', 'pipe'] })
       t.teardown(() => child.kill('SIGKILL'))
@@ -261,7 +261,7 @@ function example (t: Test, program: string, args: string[]) {
   }
 }
 
-/** What Rosa does with the address that the example prints, and where that leads her browser. */
+/** Opens the URL that the example prints and decides as Rosa. Returns the URL of the redirect. */
 async function decide (url: string, decision: 'allow' | 'deny'): Promise<URL> {
   const browser = visitor(address)
   return browser.decide(await browser.signIn(await browser.open(url), rosa.email, rosa.password), decision)

@@ -14,7 +14,7 @@ import {
 } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-// The API as a protected resource (RFC 6750, RFC 9728), and what a client finds out by itself (RFC 8414).
+// The API as a protected resource (RFC 6750, RFC 9728), and the metadata that a client discovers (RFC 8414).
 
 const service = await startApp(t)
 const address = await service.listen()
@@ -37,7 +37,7 @@ const issue = (
 const get = (url: string, headers: Record<string, string> = {}) => service.inject({ url, headers })
 const as = (token: string) => ({ authorization: `Bearer ${token}` })
 
-/** Every operation that is guarded, from the published document: with the scopes of which one is enough. */
+/** Every operation with a guard in the OpenAPI document, with its scopes; one of them is enough. */
 async function guarded (): Promise<{ id: string, method: string, url: string, scopes: Ability[] }[]> {
   const document = (await get('/openapi.json')).body
   const values: Record<string, string> = {
@@ -133,7 +133,7 @@ t.test('OA-81: a client that is shut out takes its tokens with it', async (t) =>
   t.equal((await get('/api/v1/user', as(access))).status, 401, 'for good')
 })
 
-// That each route does is in contract.test.ts; here the scope goes by what is asked for.
+// contract.test.ts tests the scopes of all routes. Here the scope depends on the requested action.
 t.test('OA-82: what is retrieved refuses the one token that lacks nothing but its scope, and names it', async (t) => {
   const { url } = operations.find(({ id }) => id === 'retrieveSecrets')!
   const level = { project: 'orbit', target: 'backend', environment: 'live' }
@@ -291,7 +291,7 @@ const resourceDocument = (issuer: string) => ({
   resource_documentation: `${issuer}/docs`
 })
 
-/** An address as a client opens it: nothing is followed. */
+/** Opens a URL like a client, without following redirects. */
 const open = async (url: string, headers: Record<string, string> = {}) => {
   const response = await fetch(url, { redirect: 'manual', headers })
   const text = await response.text()
@@ -333,7 +333,10 @@ t.test('OA-90 OA-91: every client can read both metadata documents, and all that
   }
 })
 
-/** What each address in a document answers, as a client would use it; a redirect to where nothing is counts as that. */
+/**
+ * The status of each URL in a document, as a client would request it. For a redirect, the status of its target if that
+ * does not exist.
+ */
 async function answersOf (document: Record<string, unknown>): Promise<[name: string, status: number][]> {
   const answers: [string, number][] = []
   for (const [name, url] of Object.entries(document)) {
@@ -375,7 +378,7 @@ t.test('OA-90: with CORS_ORIGINS set, discovery stays open to every origin', asy
 })
 
 t.test('OA-92: an issuer with a path works with and without the path being taken away', async (t) => {
-  // The port has to be known before the service is built.
+  // The service needs its port in the configuration, before it listens.
   const probe = createServer().listen(0, '127.0.0.1')
   await once(probe, 'listening')
   const { port } = probe.address() as AddressInfo
@@ -412,7 +415,7 @@ t.test('OA-92: an issuer with a path works with and without the path being taken
     (await open(`${root}/api/v1/user`, as(stripped.access_token))).body.data.attributes.email, person.email,
     'behind a proxy that takes the path away'
   )
-  // A browser that knows nothing but the issuer: every address on its way begins with it.
+  // A browser that knows only the issuer. All URLs of the flow begin with the issuer.
   const browser = visitor(root)
   const { verifier, challenge } = pkce()
   const signIn = await browser.open(`/base${authorizationUrl(challenge)}`)
@@ -456,7 +459,7 @@ t.test('OA-93: no header of the request changes where anything leads', async (t)
     { host: 'evil.example' },
     { host: 'evil.example:444', 'x-forwarded-host': 'evil.example', forwarded: 'host=evil.example' }
   ]
-  // With a proxy that is believed about addresses, and with one that is not.
+  // One service trusts the addresses from its proxy, the other does not.
   for (const env of [
     {}, { TRUST_PROXY: 'loopback' }, { PUBLIC_URL: 'https://secrets.example.com', TRUST_PROXY: 'loopback' }
   ] as Record<string, string>[]) {

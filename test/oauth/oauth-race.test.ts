@@ -14,8 +14,8 @@ import { CALLBACK, makePerson, pkce, post } from '../helpers/people.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { startServer } from '../helpers/process.ts'
 
-// Codes and tokens that several server processes are asked about at the same moment, and what is left of them when a
-// process is killed or its database is gone.
+// Several server processes get requests for the same codes and tokens at the same time. Other tests kill a process or
+// stop its database.
 
 const ROUNDS = LONG ? 200 : 4
 const AT_ONCE = 20
@@ -24,7 +24,7 @@ const WORKERS = 2
 t.setTimeout(240_000)
 
 t.test('two processes on one database', { skip: !hasPostgres() && 'PostgreSQL is not installed' }, async (t) => {
-  // On Citus, a cluster of its own; the first process places the tables.
+  // On Citus, the test uses a separate cluster, and the first process places the tables.
   const cluster = ON_CITUS ? await startCitus() : undefined
   const postgres = cluster?.nodes[0] ?? await startPostgres({ durable: false })
   t.teardown(() => (cluster ?? postgres).close())
@@ -85,13 +85,13 @@ t.test('two processes on one database', { skip: !hasPostgres() && 'PostgreSQL is
     return row.count
   }
 
-  /** Asks for the same thing many times at once, and answers the one answer that was good. */
+  /** Sends the same request many times at once. Asserts that exactly one succeeds, and returns its response. */
   async function burst (
     round: number, parameters: Record<string, string>
   ): Promise<{ access_token: string, refresh_token: string }> {
     const answers = await Promise.all(Array.from({ length: AT_ONCE }, (_, i) => ask(i, parameters)))
     const good = answers.filter(({ status }) => status === 200)
-    // On a slow machine a request may have waited too long for the lock: that is no success either.
+    // On a slow machine, a request may wait too long for the lock. This is no success either.
     const refusals = ['400 invalid_grant', '503 temporarily_unavailable']
     const strange = answers.filter(({ status, body }) =>
       status !== 200 && !refusals.includes(`${status} ${body?.error}`))
@@ -108,7 +108,7 @@ t.test('two processes on one database', { skip: !hasPostgres() && 'PostgreSQL is
     await Promise.all(Array.from({ length: WORKERS }, async () => { while (next < ROUNDS) await one(next++) }))
   }
 
-  /** What is left of a family whose last credential was used twice. */
+  /** Asserts that a token family is revoked after its last credential was used twice. */
   async function expectDead (round: number, grant: number, issued: number) {
     const [all, alive] = [await pairs(grant), await livePairs(grant)]
     if (all !== issued || alive !== 0) {
@@ -211,7 +211,7 @@ t.test('two processes on one database', { skip: !hasPostgres() && 'PostgreSQL is
     t.equal(await user(0, body.access_token), 200, 'it was not revoked')
     const refreshed = await ask(0, refresh)
     t.equal(refreshed.status, 200, 'the refresh token was not used')
-    // The code may have expired meanwhile; if it has, that alone is the reason.
+    // The code may have expired meanwhile. An expired code alone is a reason for the refusal.
     await database.db.execute(
       sql`UPDATE oauth_codes SET expires_at = now() + interval '1 minute' WHERE code_hash = ${hashToken(exchange.code)}`
     )

@@ -16,7 +16,8 @@ import { byTurns, LONG } from '../helpers/long.ts'
 import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, type Person } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-// The token and revocation endpoints over real HTTP. Codes are made as the consent page makes them, without the page.
+// Tests the token and revocation endpoints over real HTTP. The tests create codes like the consent page, but without
+// the page.
 
 type Parameters = Record<string, string>
 type Encoding = 'form' | 'json'
@@ -44,7 +45,7 @@ const without = (parameters: Parameters, name: string) =>
 
 interface CodeOptions { client_id?: string, redirect_uri?: string, person?: Person, scopes?: Scope[], app?: TestApp }
 
-/** A code that a person has allowed, and the request that redeems it. */
+/** An authorization code, and the request that redeems it. */
 async function newCode ({
   client_id = 'dotenv-cli', redirect_uri = CALLBACK, person = rosa, scopes = SCOPES, app = service
 }: CodeOptions = {}) {
@@ -82,7 +83,7 @@ async function newTokens (as: Encoding = 'form', options: CodeOptions = {}) {
   }
 }
 
-/** The status that a call of the API with this token gets. */
+/** The status of an API call with this token. */
 async function call (token: string): Promise<number> {
   const answer = await fetch(`${address}/api/v1/user`, { headers: { authorization: `Bearer ${token}` } })
   await answer.text()
@@ -90,7 +91,7 @@ async function call (token: string): Promise<number> {
 }
 
 async function raw (path: string, body: string | Uint8Array, type: string | undefined, more: RequestInit = {}) {
-  // Of a string fetch says that it is text: as bytes it goes without a type.
+  // fetch adds a text content type to a string, but none to bytes.
   const answer = await fetch(`${address}/api/oauth/${path}`, {
     method: 'POST',
     body: Buffer.from(body),
@@ -103,16 +104,16 @@ async function raw (path: string, body: string | Uint8Array, type: string | unde
   }
 }
 
-/** Runs a test once for each encoding: both mean the same (OA-30). */
+/** Counts the tests, so that `inBoth` can alternate the encodings. Both encodings mean the same (OA-30). */
 let turn = 0
 
-/** A test in both encodings; in `npm test` in one of them by turns, because OA-30 compares the two. */
+/** Runs a test in both encodings. `npm test` alternates between them, because OA-30 compares the two. */
 function inBoth (name: string, test: (t: Test, as: Encoding) => Promise<unknown>) {
   for (const as of byTurns(ENCODINGS, turn++, 2)) t.test(`${name} (${as})`, async (t) => { await test(t, as) })
 }
 
 type Answered = Awaited<ReturnType<typeof post>>
-/** An error of RFC 6749, 5.2, in full. */
+/** Asserts a complete error response (RFC 6749, 5.2). */
 function refused (t: Test, answer: Answered, error: string, what = error, status = 400) {
   t.strictSame([answer.status, answer.body?.error], [status, error], `${what}: ${answer.status} ${answer.text}`)
   t.match(answer.body?.error_description, /^[\x20-\x21\x23-\x5b\x5d-\x7e]+$/)
@@ -171,7 +172,7 @@ t.test('OA-30: whatever is sent, a form and JSON get the same status and the sam
       const all = await values()
       parameters[name] = all[random(all.length)]!
     }
-    // Every third one begins with what is right, so that some get as far as the grant.
+    // Every third request starts with a valid code, so that some requests reach the grant.
     const twins = i % 3 === 0 ? [await newCode(), await newCode()] : undefined
     const [form, json] = await Promise.all(ENCODINGS.map((as, j) => ask(twins === undefined
       ? parameters
@@ -210,7 +211,7 @@ inBoth('OA-31: parameters in the query count for nothing', async (t, as) => {
       address, `/api/oauth/token?${new URLSearchParams({ [name]: exchange[name]! })}`, without(exchange, name), as
     ), 'invalid_request', name)
   }
-  // Not merged, and no second value of a parameter either.
+  // The query is neither merged with the body nor a second value of a parameter.
   t.equal(
     (await post(address, '/api/oauth/token?grant_type=password&code=x&client_id=nobody', exchange, as)).status, 200
   )
@@ -312,7 +313,7 @@ t.test('OA-35: what is no string, or no text, is invalid_request, in every field
       refused(t, await post(
         address, `/api/oauth/${path}`, { ...parameters, [name]: 'x'.repeat(2 ** 20) }, 'json'
       ).catch(() => tooLarge()), 'payload_too_large', name, 413)
-      // The longest that is read at all is judged like anything else.
+      // The longest accepted value is checked like any other value.
       const long = await post(address, `/api/oauth/${path}`, { ...parameters, [name]: 'x'.repeat(15_000) })
       t.ok(path === 'revoke' ? long.status === 200 : long.status === 400, `${name}, 15 kB: ${long.text}`)
     }
@@ -327,7 +328,7 @@ t.test('OA-35: what is no string, or no text, is invalid_request, in every field
   }
   t.equal((await ask(exchange)).status, 200, 'nothing was redeemed by any of it')
 
-  // A server that answers before it has read everything may close the connection while the client still sends.
+  // A server that responds before it has read everything may close the connection while the client still sends.
   async function tooLarge (): Promise<Answered> {
     return post(address, '/api/oauth/token', { code: 'x'.repeat(20_000) }, 'json')
   }
@@ -360,7 +361,7 @@ inBoth('OA-37: a client that is missing, unknown or disabled', async (t, as) => 
     answers.push(tried.text)
   }
   t.equal(new Set(answers).size, 1, 'the body says the same of each')
-  // Only who tried HTTP Basic is asked to try it again.
+  // The server asks for HTTP Basic only after a client has tried HTTP Basic.
   for (const authorization of ['Bearer x', 'Digest x', 'Basics x', '']) {
     const refusal = await ask({ ...exchange, client_id: 'nobody' }, as, { authorization })
     refused(t, refusal, 'invalid_client', authorization)
@@ -369,7 +370,7 @@ inBoth('OA-37: a client that is missing, unknown or disabled', async (t, as) => 
 })
 
 inBoth('OA-38: HTTP Basic with an empty password names a public client, as some libraries try first', async (t, as) => {
-  // What golang.org/x/oauth2 sends: the client in the header, then, after any error, in the body.
+  // golang.org/x/oauth2 first sends the client in the header. After any error, it sends the client in the body.
   const { exchange } = await newCode()
   const first = await ask(without(exchange, 'client_id'), as, basic('dotenv-cli:'))
   t.equal(first.status, 200, first.text)
@@ -439,7 +440,7 @@ inBoth('OA-45: the verifier has the form of RFC 7636 and is the one behind the c
     await service.write(
       `UPDATE oauth_codes SET code_challenge = '${pkce(verifier).challenge}' WHERE code_hash = ${hex(code)}`
     )
-    // The challenge itself is not the verifier: that would be the method "plain".
+    // The challenge is not the verifier. Accepting it would be the method "plain".
     refused(t, await ask({ ...exchange, code_verifier: pkce(verifier).challenge }, as), 'invalid_grant', 'plain')
     t.equal((await ask({ ...exchange, code_verifier: verifier }, as)).status, 200, verifier)
   }
@@ -539,7 +540,7 @@ inBoth('OA-51: a code without a challenge cannot be redeemed, with a verifier or
   refused(t, await ask(without(bound.exchange, 'code_verifier'), as), 'invalid_request')
 })
 
-/** What ends everything that a person has granted, each as its operation does it. */
+/** Operations that end everything that a person has granted. */
 const ENDS: Record<string, (person: Person) => Promise<unknown>> = {
   'a new password': async ({ id }) => changePassword(db, id, await hashPassword('another battery staple')),
   'a disabled user': async ({ id }) => setDisabled(db, id, true),
@@ -710,7 +711,7 @@ inBoth('OA-60: a refresh token of another client is refused, and nothing is revo
   for (let i = 0; i < 3; i++) refused(t, await ask(refreshOf(refresh, { client_id: OTHER }), as), 'invalid_grant')
   const { body } = await ask(refreshOf(refresh), as)
   t.equal(await call(access), 401)
-  // Not even a used one: only its own client can have lost it.
+  // Refuses even a used refresh token of another client, because only its own client can have lost it.
   refused(t, await ask(refreshOf(refresh, { client_id: OTHER }), as), 'invalid_grant')
   t.equal(await call(body.access_token), 200)
 })
@@ -746,7 +747,7 @@ inBoth('OA-62: a refresh token ends after 30 days, its family after 90, by the c
     SELECT round(extract(epoch FROM t.refresh_expires_at - now()) / 8640) / 10 AS idle, round(extract(epoch FROM g.expires_at - now()) / 8640) / 10 AS family
     FROM oauth_tokens t JOIN oauth_grants g ON g.id = t.grant_id WHERE g.id = ${grant} AND t.used_at IS NULL`))[0]!
   t.same(await days(), { idle: 30, family: 90 })
-  // As if so many days had gone by.
+  // Moves the tokens into the past, as if this time had passed.
   const wait = async (time: string) => {
     await service.write(
       `UPDATE oauth_tokens SET ${earlier('refresh_expires_at', time)}, ${earlier('access_expires_at', time)} WHERE grant_id = ${grant}`
@@ -908,7 +909,7 @@ t.test('OA-41 OA-76: ten requests a minute and address, counted before a body is
   }
   t.match(await headersAlone(), /^HTTP\/1\.1 429 /, 'before the body is there')
 
-  // The other endpoint counts by itself, and so does every other address.
+  // The other endpoint and all other addresses have separate counts.
   for (let i = 0; i < 10; i++) {
     t.equal((await from('127.0.0.1', 'revoke', { token: 'x', client_id: 'dotenv-cli' })).status, 200)
   }
@@ -934,7 +935,7 @@ t.test('OA-41 OA-76: ten requests a minute and address, counted before a body is
 })
 
 t.test('OA-25 OA-62: what is over is removed when more is made, and what a second use is noticed by stays', async (t) => {
-  // A database of its own: counts the rows of all people.
+  // This test has its own database, because it counts the rows of all people.
   const app = await startIsolatedApp(t)
   const { db } = app.database
   const at = await app.app.listen({ host: '127.0.0.1', port: 0 })
@@ -984,7 +985,7 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
     refused(t, await post(at, '/api/oauth/token', exchange), 'invalid_grant')
   }
 
-  // Sessions, pending requests, links and counts of failures; one of each is alive.
+  // Expired and live sessions, pending requests, links and failure counts; one of each is live.
   const [session, request] = [mintSecret(), mintSecret()]
   const password_hash = (await findUser(db, person.id))!.password_hash!
   await createSession(db, hashToken(session), { id: person.id, password_hash })
@@ -1015,13 +1016,14 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
   await app.sql(
     `INSERT INTO sign_in_failures (key, failures, last_at) SELECT ${bytes('failure')}, 9, now() - interval '61 minutes' ${many}`
   )
-  // An earlier link of the same person is void, which is another matter.
+  // A new link would revoke an earlier link of the same person, so each link has another person.
   const others = [await makePerson(app), await makePerson(app)]
   await app.sql(
     `INSERT INTO sign_in_devices (token_hash, user_id, expires_at) SELECT ${bytes('device')}, ${others[0]!.id}, now() - interval '1 second' ${many}`
   )
   const make: Record<string, () => Promise<unknown>> = {
-    // Before their sessions go, and they with these; of one session there are no more than 20.
+    // Creates requests before the sessions end, because the requests end with their session. A session has at most 20
+    // requests.
     oauth_requests: () => createRequest(db, hashToken(mintSecret()), hashToken(session), pending),
     sessions: () => createSession(db, hashToken(mintSecret()), { id: person.id, password_hash }),
     password_links: () => createPasswordLink(db, hashToken(mintSecret()), others.pop()!.id),
@@ -1044,7 +1046,7 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
   t.equal(await countOf('sign_in_devices', `token_hash = ${hex('browser')}`, app), 1)
 })
 
-/** The reuse that was recorded for a grant. */
+/** The recorded reuse events of a grant. */
 async function reuses (grant: number): Promise<unknown[]> {
   return (await service.sql(
     `SELECT details->>'credential' AS credential FROM audit_events WHERE action = 'oauth.reuse' AND details->>'grant' = '${grant}' ORDER BY seq`

@@ -5,7 +5,7 @@ import { destinationOf, formTarget, isRegistrable, redirectMatches } from '../..
 const ISSUER = 'https://secrets.example.com'
 const WEB = 'https://client.example.com/cb'
 
-/** Addresses that are not the registered one, however alike they are. */
+/** Addresses that resemble the registered address, but differ from it. */
 const OTHERS = [
   'https://client.example.com/cb/',
   'https://client.example.com/cb?',
@@ -28,7 +28,7 @@ const OTHERS = [
   'https://xn--clent-3ve.example.com/cb'
 ]
 
-/** Spellings that a parser reads as something else than what is written: no client has one. */
+/** Spellings that a parser interprets as another address. No client may register them. */
 const MISSPELT = [
   'https://client.example.com:443/cb',
   'https://CLIENT.example.com/cb',
@@ -120,7 +120,7 @@ t.test('OA-08: only the port of a loopback address may be another', async (t) =>
   for (const host of LOOPBACKS) {
     for (const sent of spellings) t.notOk(redirectMatches(`${host}/callback`, sent, ISSUER), `${host} ${sent}`)
   }
-  // A client that registered only https gets no loopback, and no port of its own.
+  // A client with only https addresses cannot use loopback addresses or other ports.
   for (const host of LOOPBACKS) t.notOk(redirectMatches(WEB, `${host}:5555/cb`, ISSUER))
   t.notOk(redirectMatches(WEB, 'https://client.example.com:8443/cb', ISSUER))
   t.notOk(redirectMatches('https://localhost/cb', 'https://localhost:5555/cb', ISSUER))
@@ -203,7 +203,7 @@ t.test('OA-10: no wildcard, no prefix, no fragment can be registered', async (t)
       t.notOk(redirectMatches(registered, sent, ISSUER), `${registered} ${sent}`)
     }
   }
-  // A registered address is no prefix of others.
+  // A registered address is not a prefix for other addresses.
   t.notOk(redirectMatches('https://client.example.com/', WEB, ISSUER))
 })
 

@@ -27,7 +27,7 @@ const ULID = /^[0-9A-HJKMNP-TV-Z]{26}$/
 const TOKEN = /^dotenv_[0-9A-HJKMNP-TV-Z]{26}_[0-9A-Za-z]{46}$/
 const mode = (path: string) => statSync(path).mode & 0o777
 
-/** One line that matches, exit 1, and nothing on standard output. */
+/** Asserts one matching line on standard error, exit status 1, and an empty standard output. */
 function refused (t: Test, ended: Ended, line: RegExp) {
   t.match(ended.stderr, line)
   t.match(ended.stderr, /^[^\n]+\n$/, 'one line')
@@ -75,10 +75,10 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     t.equal(server.stdout().split(server.first!.password).length, 2, 'and so is the password')
     const [read, ...commands] = commandsOf(server.stdout())
     t.equal(commands.length, 3)
-    // The commands as a person enters them, in one shell: `read` takes the token from the input.
+    // Runs the commands in one shell, as a person enters them. `read` reads the token from the input.
     for (const shell of ['sh', 'bash']) {
       const outputs: string[] = []
-      // The last one is the tour, which `project/tour` runs too.
+      // The last command is the tour, which `project/tour` also runs.
       for (const command of shell === 'bash' ? commands.slice(0, 1) : LONG ? commands : commands.slice(0, 2)) {
         const { code, stdout, stderr } = await run(shell, ['-c', `${read}\n${command}`], {}, `${token}\n`)
         t.equal(code, 0, stderr)
@@ -113,7 +113,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     const taken = createServer().listen(0, '127.0.0.1')
     await once(taken, 'listening')
     t.teardown(() => taken.close())
-    // A start that came as far as the port would complain about that one.
+    // If the start reached the port, it would report that the port is in use.
     const port = String((taken.address() as AddressInfo).port)
     const right = readFileSync(keyFile, 'utf8').trim()
     const other = generateMasterKey().text
@@ -321,7 +321,7 @@ t.test('migrate and init on an empty embedded database make what serve then serv
   t.same(await command(['migrate'], { DATA_DIR: dir }), { code: 0, stdout: 'The schema is up to date.\n', stderr: '' })
   t.same(readdirSync(dir), ['postgres'], 'a migration wraps nothing, and so makes no key')
 
-  // Makes the key, and its canary: the first thing that is under it.
+  // Creates the master key and its canary, which is the first value that the key encrypts.
   const events = await watchDisk(async () => {
     const { database } = await open(loadConfig({ DATA_DIR: dir }), { creates: true })
     await database.close()
@@ -351,7 +351,7 @@ t.test('migrate and init on an empty embedded database make what serve then serv
   const { organization, user, token } = JSON.parse(made.stdout)
   t.match(user.password, /^\S{12,}$/)
   t.same(readdirSync(dir).sort(), ['master.key', 'postgres'])
-  // The test of people and applications serves what `init` made.
+  // The test of people and applications also serves the database that `init` created.
   if (!LONG) return
   const server = await startServer(t, { DATA_DIR: dir })
   t.equal(server.first, undefined)
@@ -359,10 +359,7 @@ t.test('migrate and init on an empty embedded database make what serve then serv
   t.equal((await server.stop()).code, 0)
 })
 
-/**
- * What reaches the disk or the database while something is done, in order: syncs, new names, statements by their first
- * words.
- */
+/** Records the order of disk and database operations: syncs, new file names, and the first words of statements. */
 async function watchDisk (act: () => Promise<void>): Promise<string[]> {
   const events: string[] = []
   const paths = new Map<number, string>()
@@ -401,14 +398,14 @@ async function watchDisk (act: () => Promise<void>): Promise<string[]> {
 const MASTER_KEY = generateMasterKey().text
 const isOnPostgres = process.env.TEST_DATABASE_URL !== undefined
 
-/** The configuration of an empty database of its own on PostgreSQL. */
+/** The configuration of a new, empty database on PostgreSQL. */
 const empty = async (t: Test) =>
   ({ ...await emptyPlace(t), MASTER_KEY }) as { DATABASE_URL: string, MASTER_KEY: string }
 
 t.test('people and applications, from the command line to the browser', async (t) => {
   const port = await freePort()
   const address = `http://127.0.0.1:${port}`
-  // Each command opens the database: on PostgreSQL, where there is one, that takes next to nothing.
+  // Each command opens the database. This takes almost no time on PostgreSQL, so uses PostgreSQL if it is available.
   const env = {
     PORT: String(port),
     ...isOnPostgres ? await empty(t) : { DATA_DIR: join(scratchDirectory(t), 'data') }
@@ -531,7 +528,7 @@ t.test('people and applications, from the command line to the browser', async (t
 })
 
 t.test('on PostgreSQL', { skip: !isOnPostgres && 'runs on PostgreSQL' }, async (t) => {
-  // The servers of two tests, which stop in the tests after these.
+  // The servers of two tests stop only after the later tests.
   const all = t
   let leaving: Server
   let stopping: Server

@@ -9,13 +9,12 @@ import { readDoc, variablesOfService } from '../helpers/docs.ts'
 import { namesOf, OF_WORKERS } from '../helpers/metrics.ts'
 import { run } from '../helpers/process.ts'
 
-// What an operator copies: it names nothing that is not there.
+// Files that an operator copies must not name anything that does not exist.
 
 const METRICS_TOKEN = 'a-token-for-the-metrics-alone'
 const read = (path: string) => readFileSync(path, 'utf8')
 
-/** Every metric that there is. */
-// A database of its own: it shows a whole deployment, also while it ends.
+// This file has its own database, because it shows a whole deployment, including its shutdown.
 const service = await startIsolatedApp(t, {
   METRICS_TOKEN, OTEL_EXPORTER_OTLP_ENDPOINT: 'http://127.0.0.1:9', REDIS_URL: 'redis://127.0.0.1:9', LOG_LEVEL: 'silent'
 })
@@ -24,7 +23,7 @@ const { text } = await service.inject({
 })
 const metrics = new Set([...namesOf(text), ...OF_WORKERS])
 
-/** Metrics of ours, or of a process, that a text names; a histogram under its own name. */
+/** The metrics of the service or of its processes in a text. A histogram counts under its own name. */
 const named = (text: string) => [...new Set([...text.matchAll(/\b(?:strongroom|process|nodejs)_[a-z_]+\b/g)].map(([name]) =>
   metrics.has(name) ? name : name.replace(/_(?:bucket|sum|count)$/, '')))]
 
@@ -60,7 +59,7 @@ t.test('alert rules and the dashboard are about metrics that there are', async (
   }
   t.same(named(JSON.stringify(templating)).filter((name) => !metrics.has(name)), [])
   const shown = named(JSON.stringify(panels))
-  // A total that another panel's gauge stands for, and what tells how long a process has been there.
+  // Metrics that the dashboard shows indirectly: totals with a gauge on another panel, and the start time of a process.
   const left = ['strongroom_limits_without_redis_total', 'strongroom_limits_without_supervisor_total',
     'process_start_time_seconds', 'nodejs_memory_bytes']
   t.same([...metrics].filter((name) => !shown.includes(name)).sort(), left.sort(), 'everything else is on the dashboard')
@@ -131,7 +130,7 @@ t.test('the manifests for Kubernetes are whole: what they name is there, and not
   t.ok(template.spec.terminationGracePeriodSeconds > Number(data.SHUTDOWN_DELAY) + 10, 'nothing is killed that ends by itself')
   const install = readDoc('docs/operations/install.md').text
   t.notMatch(install, /--from-literal/, 'every process on the machine can read arguments')
-  // The page creates each secret, or the secret is optional.
+  // The page must create each secret, unless the secret is optional.
   for (const { name, valueFrom: { secretKeyRef: { key, optional } } } of container.env) {
     t.ok(optional || new RegExp(`^${key}=`, 'm').test(install), name)
   }

@@ -17,7 +17,7 @@ const METRICS_TOKEN = randomBytes(24).toString('base64url')
 let service: TestApp
 let owner: Caller
 t.before(async () => {
-  // A database of its own: the metrics count the requests and rows of all organizations.
+  // This test has its own database, because the metrics count the requests and rows of all organizations.
   service = await startIsolatedApp({ teardown: (fn) => t.teardown(fn) }, { METRICS_TOKEN, LOG_LEVEL: 'warn' })
   owner = await service.organization()
 })
@@ -112,7 +112,7 @@ t.test('every refusal of what was changed outside the service is counted, from 0
   const own = (path: string) => `/${other.organization}${path}`
   await other.call('POST', own('/secrets/store'), { ...level, plaintext: 'A=1' })
   const before = await read()
-  // An increase is from what was there before.
+  // The first sample must exist before the increase, so that Prometheus can compute the increase.
   t.ok(before.some(({ name }) => name === 'strongroom_integrity_violations_total'))
   t.ok(before.some(({ name, labels: { code } }) => name === 'strongroom_refusals_total' && code === 'integrity_error'))
   t.equal(valueOf(before, 'strongroom_integrity_violations_total', {}), 0)
@@ -141,7 +141,7 @@ t.test('a client cannot add labels: a thousand paths, methods and hosts add at m
   }
   const after = await scrape()
   t.ok(valueOf(samplesOf(after.text), 'strongroom_requests_total', { route: 'none', method: 'GET', status: '404' }) > 400)
-  // Two routes that had no 401 yet, with a histogram each, and the code of that answer.
+  // Adds two routes with 401, each with a histogram, and the error code of the response.
   t.ok(after.text.split('\n').length - before < 50, `${after.text.split('\n').length - before} more lines`)
 })
 
@@ -246,7 +246,7 @@ t.test('labels are escaped, and a name stands once', async (t) => {
 
 t.test('any of several processes answers for all; one that is stuck is told of and waited for no longer', async (t) => {
   const common = createCommonMetrics(await createMetrics())
-  // As it goes between processes.
+  // Copies a message as between processes.
   const copy = (message: object): object => JSON.parse(JSON.stringify(message))
   const stuck = new Set<string>()
   const member = async (name: string) => {

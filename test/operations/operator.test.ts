@@ -90,7 +90,7 @@ t.test('an operator manages a running service with the embedded database, as a s
   const run = async (...args: string[]) => command(args, env)
   const server = await startServer(t, env)
   const { organization = '' } = server.first!
-  /** Everything that changes the database; each command gets the output of the one before. */
+  /** All commands that change the database. Each command gets the output of the previous command. */
   const commands: ((before: string) => string[])[] = [
     () => ['organization', 'add', '--name', 'Stratus', '--owner', 'owner@example.com'],
     () => ['organization', 'set', '--id', 'stratus', '--plan', 'team'],
@@ -155,7 +155,7 @@ t.test('an operator manages a running service with the embedded database, as a s
 
   const { code, stdout, stderr } = await server.stop()
   t.equal(code, 0)
-  // Commands that concern no organization, with LOG_LEVEL=warn.
+  // Commands without an organization, with LOG_LEVEL=warn.
   const logged = stdout.split('\n').filter((line) => line.includes('"operator command"')).map((line) => JSON.parse(line))
     .map(({ level, command, arguments: [verb], status }) => [level, command, verb, status])
   t.strictSame(logged, [

@@ -9,7 +9,8 @@ import { command, startServer, type Server } from '../helpers/process.ts'
 
 t.setTimeout(180_000)
 
-// Settings of a role or a database that change what a statement means, which rows it sees, or the form of a value.
+// Settings of a role or a database that change the meaning of a statement, the rows that it sees, or the form of a
+// value.
 const HOSTILE: Record<string, string> = {
   search_path: 'evil, pg_catalog, public',
   default_transaction_isolation: 'serializable',
@@ -32,11 +33,11 @@ const HOSTILE: Record<string, string> = {
   client_encoding: 'LATIN1'
 }
 
-// Settings of the same categories that change neither.
+// Settings of the same categories without such an effect.
 const HARMLESS = [
   'check_function_bodies', 'client_min_messages', 'default_table_access_method', 'default_tablespace',
   'default_text_search_config', 'default_toast_compression', 'default_transaction_deferrable',
-  // A role that may only read is refused what it may not do.
+  // A read-only role gets errors when it writes.
   'default_transaction_read_only',
   'escape_string_warning', 'event_triggers', 'idle_in_transaction_session_timeout', 'idle_session_timeout',
   'lock_timeout', 'restrict_nonsystem_relation_kind', 'statement_timeout', 'synchronize_seqscans', 'temp_tablespaces',
@@ -66,7 +67,7 @@ const makeDatabase = async (name: string) => {
     await admin.unsafe(`DROP ROLE ${name}`)
   })
 }
-// The connections of the service are made anew, with the settings of now.
+// Replaces the connections of the service, so that they use the current settings.
 const reconnect = (name: string) =>
   admin`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = ${name} AND application_name = 'strongroom'`
 
@@ -78,7 +79,7 @@ const asking = (address: string, { organization, token }: NonNullable<Server['fi
         headers: { authorization: `Bearer ${token}`, ...(body && { 'content-type': 'application/json' }) },
         ...(body && { body: JSON.stringify(body) })
       })
-      // While the connections are made anew.
+      // A 503 is possible while the service opens new connections.
       if (answer.status === 503) continue
       return { status: answer.status, body: answer.status === 204 ? undefined : await answer.json() as any }
     }
@@ -97,7 +98,7 @@ async function fill (ask: ReturnType<typeof asking>) {
   }
 }
 
-// What the service says about its data, and what its commands say.
+// The data in responses of the service and in the output of its commands.
 async function look (ask: ReturnType<typeof asking>, env: Record<string, string>) {
   const { body: { data } } = await ask('POST', '/secrets/versions', PLACE)
   const versions = data.map(({ id, attributes }: any) => [id, attributes.created_at])
@@ -122,18 +123,18 @@ t.test('CR-61: each connection sets every setting that changes how statements or
   const shown = await admin<{ name: string }[]>`SELECT name FROM pg_settings WHERE name IN ${admin(Object.keys(MEANING))}`
   t.equal(shown.length, Object.keys(MEANING).length, 'as the view pg_settings spells them')
   const page = readFileSync('docs/operations/database.md', 'utf8')
-  // PgBouncer passes these on.
+  // PgBouncer forwards these settings.
   const passed = ['DateStyle', 'TimeZone', 'standard_conforming_strings']
   t.same(Object.keys(MEANING).filter((name) => !passed.includes(name) && !page.includes(`\`${name}\``)), [])
 })
 
-// A filled database, its key, and what the service says about it.
+// A filled database, its key, and the responses of the service about its data.
 let filled: { env: Record<string, string>, running: Server, first: Awaited<ReturnType<typeof look>> }
 
 for (const [of, where] of [['role', 'ROLE'], ['database', 'DATABASE']] as const) {
   t.test(`settings of the ${of}, set before the first start or at runtime, change no value that is read`, async (t) => {
     const [before, during] = [`${of}_before`, `${of}_during`]
-    // Without LONG, the role has them before the first start, and the database at runtime.
+    // Without LONG, the role gets the settings before the first start, and the database gets them at runtime.
     const names = LONG ? [before, during] : [of === 'role' ? before : during]
     for (const name of names) await makeDatabase(name)
     if (names.includes(before)) await admin.unsafe(settingsOf(`${where} ${before}`))
@@ -151,7 +152,7 @@ for (const [of, where] of [['role', 'ROLE'], ['database', 'DATABASE']] as const)
       t.strictSame(second, first, `${name}, on new connections`)
       await running.stop()
       filled = { env, running, first }
-      // Without LONG, the first start with them has already read all that, or the test of the URL does.
+      // Without LONG, the first start with these settings or the test of the URL has already read the same data.
       if (!LONG) continue
       // A start reads the keys, the canaries and the MACs.
       const again = await startServer(t, env)
@@ -182,7 +183,7 @@ t.test('parameters of DATABASE_URL change nothing that is read either', async (t
       options: names.map(([name, value]) => `-c ${name}=${value.replace(/[ \\]/g, '\\$&')}`).join(' ')
     }).toString()
   }
-  // Without LONG, one URL has each parameter in one of the spellings.
+  // Without LONG, a single URL has all parameters, each in one of the spellings.
   const mixed = () => Object.values(spellings)
     .map((spell, which) => spell(names.filter((_, i) => i % 3 === which))).join('&')
   for (const [name, spell] of Object.entries(LONG ? spellings : { mixed })) {

@@ -13,7 +13,7 @@ t.setTimeout(120_000)
 
 const SCRIPTS = ['start', 'cli', 'build', 'check'].map((name) => `scripts/${name}.mjs`)
 
-/** Runs a file as a Node.js of this version would. */
+/** Runs a file as if Node.js had this version. */
 const runAs = (version: string, file: string, ...args: string[]) => run(process.execPath, [
   '--import', `data:text/javascript,${encodeURIComponent(
     `Object.defineProperty(process, 'versions', { value: { ...process.versions, node: '${version}' } })`
@@ -52,7 +52,7 @@ t.test('a folder that this user may not read is named as such, not as missing', 
   chmodSync(scratch, 0o711)
   const dir = join(scratch, 'data')
   mkdirSync(join(dir, 'postgres'), { recursive: true })
-  // Root may read everything, so its commands drop to another user.
+  // Root can read all files, so the commands drop the root privileges.
   const other = 65534
   const asOther = process.getuid?.() === 0
     ? ['--import', `data:text/javascript,${encodeURIComponent(`process.setgid(${other}); process.setuid(${other})`)}`]
@@ -72,7 +72,7 @@ t.test('a folder that this user may not read is named as such, not as missing', 
   }
 })
 
-/** Commands on an empty database, as an interrupted restore leaves it, or without a schema from the start. */
+/** Runs commands on an empty database: after an interrupted restore, or without a schema. */
 async function onEmptyDatabase (t: Test, isRestored: boolean) {
   const full = { DATA_DIR: scratchDirectory(t) }
   const file = join(scratchDirectory(t), 'backup')
@@ -131,7 +131,7 @@ t.test('only serve, init, migrate and restore create DATA_DIR; the other command
   }
   t.match(await command(['audit', 'verify'], { DATA_DIR: missing }), { code: 1, stderr: /^There is no folder/ })
   t.match(await command(['audit', 'verify'], { DATA_DIR: empty }), { code: 2, stderr: /^No database in/ })
-  // These need no database, but the key file in the folder.
+  // These commands need no database, but they read the key file in the folder.
   for (const args of [['drill', join(scratch, 'file')], ['audit', 'verify', '--file', join(scratch, 'file')]]) {
     t.same(await command(args, { DATA_DIR: missing }), {
       code: 1,
@@ -145,7 +145,7 @@ t.test('only serve, init, migrate and restore create DATA_DIR; the other command
 
   const { stdout } = await command(['help'])
   const nouns = new Set([...stdout.matchAll(/^ {2}([a-z]+)/gm)].map(([, noun]) => noun!))
-  // `drill` and `key` need no database; `openapi` writes files of the repository.
+  // `drill` and `key` need no database. `openapi` writes files of the repository.
   const others = ['serve', 'init', 'migrate', 'restore', 'audit', 'drill', 'key', 'openapi']
   t.same([...nouns].sort(), [...new Set([...others, ...commands.map(([noun]) => noun!)])].sort(), 'every command')
 })
@@ -264,7 +264,7 @@ t.test('beyond this machine without PUBLIC_URL: the start warns, and pages ask f
     const type = { 'content-type': 'application/x-www-form-urlencoded' }
     t.match(await ask('/oauth/sign-in', { host, ...type }, 'POST'), { status: 403, text: /Sign in over https/ })
   }
-  // All addresses that the service prints and mails open on this machine.
+  // All URLs that the service prints or mails can be opened on this machine.
   t.equal(server.address, `http://127.0.0.1:${port}`)
   t.match(server.stdout(), `Documentation   http://127.0.0.1:${port}/docs`)
   const metadata = await (await fetch(`${server.address}/.well-known/oauth-authorization-server`)).json() as { issuer: string }
@@ -275,7 +275,7 @@ t.test('beyond this machine without PUBLIC_URL: the start warns, and pages ask f
   t.match(opened, { status: 200, text: /name="password"/ })
   const safe: Record<string, string>[] = [
     { host: `127.0.0.1:${port}` }, { host: `localhost:${port}` }, { host: `[::1]:${port}` },
-    // Behind a proxy with TLS.
+    // Requests behind a proxy with TLS.
     { host: 'vault.example', 'sec-fetch-site': 'none' }
   ]
   for (const headers of safe) {

@@ -79,7 +79,7 @@ t.test('each sslmode checks what its name says, against a PostgreSQL with a cert
     await server.stop('fast')
     await server.start()
   }
-  /** Whether the connection that came about is encrypted; the refusal where none did. */
+  /** Whether the connection is encrypted. Without a connection, the error. */
   const reached = async (host: string, rest: string): Promise<string> => {
     const database = await connect({ url: server.url.replace('127.0.0.1', host) + rest, pool: 2 })
     try {

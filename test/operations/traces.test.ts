@@ -13,14 +13,14 @@ const PARENT = { trace: '4bf92f3577b34da6a3ce929d0e0e4736', span: '00f067aa0ba90
 
 t.test('a request is a span, with the guard, its statements and its cryptography as pieces', async (t) => {
   const receiver = await startReceiver(t)
-  // A database of its own: each request of the service makes a span.
+  // This test has its own database, because each request of the service makes a span.
   const service = await startIsolatedApp(t, {
     OTEL_EXPORTER_OTLP_ENDPOINT: receiver.url, OTEL_EXPORTER_OTLP_HEADERS: 'x-api-key=word', OTEL_SERVICE_NAME: 'vault'
   })
   const owner = await service.organization()
   const level = await makeLevel(owner)
   const own = (path: string) => `/${owner.organization}${path}`
-  // Over a connection, on which the body comes after the request has begun.
+  // Uses a real connection, so that the body can arrive after the request has begun.
   const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const body = JSON.stringify({ ...level, plaintext: 'A=1' })
   const store = request(`${address}/api/v1${own('/secrets/store')}`, {
@@ -104,7 +104,7 @@ t.test('what share is traced is drawn by the service, whichever trace a caller n
   const tracer = await createTracer(
     { endpoint: 'http://127.0.0.1:9', headers: {}, serviceName: 'x', ratio: 0.01 }, undefined, () => {}
   )
-  // Of ids, these are the first and the last to be chosen by what they are.
+  // The smallest and the largest trace id, because sampling depends on the id.
   for (const trace of [`${'0'.repeat(31)}1`, 'f'.repeat(32), undefined]) {
     const header = trace && `00-${trace}-${PARENT.span}-01`
     const traced = Array.from({ length: 3_000 }, () => tracer.start(header)).filter((one) => one !== undefined).length

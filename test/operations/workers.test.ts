@@ -15,7 +15,7 @@ import { namesOf, OF_WORKERS, samplesOf, valueOf } from '../helpers/metrics.ts'
 import { beginServer, command, startServer, type Server } from '../helpers/process.ts'
 import { openWay } from '../helpers/way.ts'
 
-// Several processes behind one port. Which of them answers shows when all others are stopped in their tracks.
+// Several processes share a port. The test stops all other processes to find out which process responds.
 
 const LIMIT = 30
 const METRICS_TOKEN = 'a-token-for-the-metrics-alone'
@@ -30,13 +30,13 @@ const env = { DATABASE_URL: url ?? '', MASTER_KEY: generateMasterKey().text, WOR
 
 const workersOf = ({ child }: Pick<Server, 'child'>) =>
   spawnSync('ps', ['-o', 'pid=', '--ppid', String(child.pid)]).stdout.toString().split('\n').map(Number).filter(Boolean)
-// What follows the last line's end is not whole yet.
+// Ignores an incomplete last line.
 const linesOf = (server: Server) =>
   server.stdout().split('\n').slice(0, -1).filter((line) => line.startsWith('{')).map((line) => JSON.parse(line))
 
 interface Heard { status: number | undefined, headers: Record<string, unknown> }
 
-/** Asks on a connection of its own, unless it gets an agent. */
+/** Sends a request on a new connection, or through an agent. */
 function ask (server: Server, path: string, agent: Agent | false = false): Promise<Heard> {
   return new Promise((resolve, reject) => {
     request(server.address + path, { agent }, (answer) => {
@@ -46,7 +46,7 @@ function ask (server: Server, path: string, agent: Agent | false = false): Promi
   })
 }
 
-/** A request that is under way: its headers were taken, its body is still to come. */
+/** Starts a request whose headers are sent and whose body is not. */
 async function halfway (server: Server) {
   const { port, hostname } = new URL(server.address)
   const socket = connectSocket(Number(port), hostname)
@@ -166,7 +166,7 @@ t.test('two workers behind one port', onServer, async (t) => {
     const answered: Heard[] = []
     const all = Promise.all(asked.map(async (answer) => answered.push(await answer)))
     while (answered.length < 3) await pause(10)
-    // One of four waits for the stopped one.
+    // One of the four requests waits for the stopped process.
     process.kill(other, 'SIGSTOP')
     process.kill(one, 'SIGCONT')
     await all
@@ -227,7 +227,7 @@ t.test('two workers behind one port', onServer, async (t) => {
     const ready = { route: '/readyz', status: '200' }
     const before = await scrape()
     await Promise.all(Array.from({ length: 6 }, () => ask(server, '/readyz')))
-    // A line is written, and counted, when the answer has gone.
+    // The service logs and counts a request after it has sent the response.
     let now = await scrape()
     const grown = () => valueOf(now, 'strongroom_requests_total', ready) -
       valueOf(before, 'strongroom_requests_total', ready)
@@ -288,9 +288,9 @@ t.test('workers whose supervisor is killed finish what is under way and end', on
   await server.ended
 })
 
-// `keys/key-provider` ends a start whose workers wait for a command.
+// `keys/key-provider` tests the end of a start whose workers wait for a command.
 t.test('RL-42 a signal ends a start whose workers wait for the database', { skip: onServer.skip || IN_PROOFS.skip }, async (t) => {
-  // No answer of the database comes through once there are workers.
+  // The proxy forwards no response of the database as soon as workers exist.
   let workers: number[] = []
   const way = await openWay(url!, () => {
     if (workers.length === 0) workers = workersOf(begun)

@@ -16,10 +16,10 @@ import { ACTIVITY, startIsolatedApp, type Answer, type Caller } from '../helpers
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
-// A database of its own: looks at all slugs, and verifies all chains.
+// This file has its own database, because it looks at all slugs, and verifies all chains.
 const service = await startIsolatedApp(t)
 
-/** A person whose application may do everything. */
+/** A person with an application that has all scopes. */
 async function person (roles: Parameters<typeof makePerson>[1] = {}) {
   const { access } = await issuePair(service, await makePerson(service, roles), SCOPE_NAMES)
   const call: Caller['call'] = (method, path, body) => service.inject({
@@ -35,7 +35,7 @@ const rename = ({ call, organization }: Caller, slug: string) =>
   call('PATCH', `/organizations/${organization}`, { slug })
 const remove = ({ call, organization }: Caller) =>
   call('DELETE', `/organizations/${organization}`, { confirmed: true })
-/** The former slugs of an organization that are stored. */
+/** The stored former slugs of an organization. */
 const reservedFor = async ({ organization }: Pick<Caller, 'organization'>) => (await service.sql(
   `SELECT slug FROM former_slugs WHERE organization_id = '${organization}' ORDER BY slug`
 )).map(({ slug }) => slug)
@@ -243,7 +243,7 @@ t.test('a request that waits for a slug while it is given up sees that the slug 
       await deleteOrganization(db, id)
     }
   }
-  // On Citus, a change of a table that each node has waits for a lock of the table.
+  // On Citus, a change of a table with a copy on each node waits for a table lock.
   const isWaiting = async () => (await service.sql(`SELECT 1 FROM ${ACTIVITY} WHERE datname = current_database()
     AND wait_event_type = 'Lock' AND query ~* 'organizations|lock_shard_resources'`)).length > 0
   const { create } = await person()

@@ -10,7 +10,7 @@ const ULID = /^[0-7][0-9A-HJKMNP-TV-Z]{25}$/
 const MOMENT = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/
 const LONGEST = 'a'.repeat(64)
 
-// A client's key: creating such a project costs the server no derivation.
+// A project with this client-managed key costs the server no key derivation.
 const KEY_CHECK = {
   key_check: Buffer.alloc(32, 7).toString('base64'),
   key_check_salt: Buffer.alloc(16, 9).toString('base64'),
@@ -23,7 +23,7 @@ interface Kind {
   list: (place: Place) => string
   type: string
   reserved: readonly string[]
-  /** What a create needs beside the name. */
+  /** The required fields of a create in addition to the name. */
   extra: object
 }
 interface Place { organization: string, project: string, target: string }
@@ -51,11 +51,11 @@ const KINDS: Record<'project' | 'target' | 'environment', Kind> = {
 }
 const EVERY = Object.entries(KINDS)
 
-/** A resource as a list shows it: with its last change. */
+/** A resource in a list, which includes its last change. */
 const inList = <T extends { attributes: object }>(item: T, last_change: object | null = null) =>
   ({ ...item, attributes: { ...item.attributes, last_change } })
 
-/** An organization with a project `home` and a target `house` in it, where a list of every kind can be made. */
+/** An organization with a project `home` and a target `house`. Every kind of list can be created there. */
 async function settle (options: { plan?: string } = {}): Promise<{ caller: Caller, place: Place }> {
   const caller = await service.organization(options)
   const place = { organization: caller.organization, project: 'home', target: 'house' }
@@ -70,7 +70,7 @@ async function made (answer: Promise<Answer>): Promise<Answer> {
   return answer
 }
 
-/** The path of one item: the list's path with its last word replaced. */
+/** The path of an item: the path of the list, with the last part replaced. */
 const itemPath = (list: string, slug: string) => list.replace(/[^/]+$/, slug)
 const slugOf = (answer: Answer) => answer.body.data?.attributes.slug
 const failing = (answer: Answer) => [answer.status, answer.body.error, Object.keys(answer.body.errors ?? {})]

@@ -1,18 +1,18 @@
 // runs: one database; alone
-// Alone, because ids follow the clock of their process, which tests of other files move.
+// Runs alone, because ids follow the clock of their process, and tests of other files move this clock.
 import t from 'tap'
 import { startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { OPERATIONS, prepare, send, settle, type World } from '../helpers/operations.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-// Ids that a tenant sees: none is counted across tenants, so none tells what other tenants do.
+// The ids that a tenant sees contain no counts across tenants, so they reveal nothing about other tenants.
 
 t.setTimeout(120_000)
 
 const UNUSED = 'The service makes the ids (makeId); the column is for rows of builds before that'
 
-/** Every column that the database counts in the whole installation, and why no tenant sees such a number. */
+/** All columns with counts of the whole installation, and the reasons why no tenant sees such a number. */
 const COUNTED: Record<string, string> = {
   'users.id': UNUSED,
   'oauth_grants.id': UNUSED,
@@ -32,7 +32,7 @@ const sequencesOf = async ({ sql }: TestApp) => await sql(`
   WHERE s.relkind = 'S' AND s.relnamespace = 'public'::regnamespace ORDER BY 1`) as { column: string, sequence: string }[]
 
 t.test('each column numbered across the installation is listed with the reason why no tenant sees it', async (t) => {
-  // A database of its own: sets the sequences of the installation.
+  // This test has its own database, because it sets the sequences of the installation.
   const service = await startIsolatedApp(t)
   const sequences = await sequencesOf(service)
   t.strictSame(sequences.map(({ column }) => column), Object.keys(COUNTED).sort())
@@ -40,7 +40,7 @@ t.test('each column numbered across the installation is listed with the reason w
     WHERE table_schema = 'public' AND (is_identity = 'YES' OR column_default LIKE '%nextval%') ORDER BY 1`)
   t.strictSame(computed.map(({ column }) => column), Object.keys(COUNTED).sort(), 'and there is no other kind')
 
-  // Numbers that are found again wherever they are shown.
+  // Unusual start values, so that the test recognizes the numbers in responses.
   const numbers = new Map(sequences.map(({ column }, i) => [column, 777_000_000_000 + i * 1_000_000]))
   for (const { column, sequence } of sequences) {
     await service.sql(`SELECT setval('${sequence}', ${numbers.get(column)!}, false)`)
@@ -68,7 +68,7 @@ t.test('each column numbered across the installation is listed with the reason w
   }
 })
 
-/** Sends every operation in a world, in its order, and shows each answer. */
+/** Sends all operations in a world in order, and passes each response to a function. */
 async function runAll (
   service: TestApp, { caller, ids }: World, show: (id: string, answer: Answer) => unknown
 ): Promise<void> {
@@ -81,10 +81,10 @@ async function runAll (
   }
 }
 
-// Milliseconds that the ids of `makeId` count from, and how far two milliseconds lie apart.
+// The start of the time in ids of `makeId` in milliseconds, and the difference of ids between two milliseconds.
 const BEGIN = Date.UTC(2026, 0, 1)
 const APART = 2 ** 12
-// No count and no limit of a plan is as large, and every id that was made after the fourth of January 2026 is larger.
+// Counts and limits are smaller than this number, and ids from after January 4, 2026 are larger.
 const LEAST_MADE = 2 ** 40
 
 /** The numbers of a response, each with its place. Skips `token_suffix`: random text that can look like a number. */
@@ -101,7 +101,7 @@ t.test('ids of one organization are the same whatever another one does, or tell 
   const busy = await service.organization()
   const b = busy.organization
   let made = 0
-  /** Something of each kind in another organization, through HTTP. */
+  /** Creates a resource of each kind in another organization, over HTTP. */
   const bustle = async () => {
     const name = `Busy ${++made}`
     const { body: { data: { attributes: { slug } } } } = await busy.call('POST', `/${b}/projects`, { name })
@@ -120,7 +120,9 @@ t.test('ids of one organization are the same whatever another one does, or tell 
   }
 
   const began = Date.now()
-  /** The numbers in the answers to everything that an organization does, while `between` happens elsewhere. */
+  /**
+   * The numbers in the responses to all operations of an organization. `between` runs in other organizations meanwhile.
+   */
   const numbersOf = async (between: () => Promise<unknown>) => {
     const world = await settle(service, 'one')
     const numbers: Record<string, unknown> = {}
@@ -128,7 +130,7 @@ t.test('ids of one organization are the same whatever another one does, or tell 
     let turn = 0
     await runAll(service, world, async (id, { body }) => {
       if (++turn % 3 === 0) await between()
-      // Calls are counted when they are recorded, up to ten seconds later.
+      // The service records counts of calls up to ten seconds later.
       if (id === 'getUsage') return
       numbers[id] = numbersIn(body).map(([place, number]) => {
         if (number < LEAST_MADE) return [place, number]

@@ -7,7 +7,7 @@ import { startApp, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 import { miscounted } from '../helpers/traffic.ts'
 
-// Lists of projects, targets and environments show the newest version, to those who may list the versions there.
+// Lists of projects, targets and environments show the newest version to callers who may list the versions there.
 
 const service = await startApp(t)
 
@@ -172,7 +172,10 @@ t.test('hidden levels do not show: a caller sees the last change only where the 
   const target = slice({ target_id: ids.api! })
   const environment = { ...target, environment_id: ids.test! }
   const READS: Scope[] = ['project:read', 'target:read', 'environment:read']
-  /** What each sees of the project, the target and the environments; undefined where the list is refused. */
+  /**
+   * The versions that each caller sees at the project, the target and the environments. Undefined if the service
+   * refuses the list.
+   */
   const expected: [who: string, call: Call, sees: (number | null | undefined)[]][] = [
     ['an owner', await person('owner'), [newest, own, live, test]],
     ['an auditor', await person('auditor'), [newest, own, live, test]],

@@ -77,7 +77,7 @@ async function selects (t: Test, caller: Caller, path: string, searched: string)
   t.strictSame(
     await listOf(caller, path, 'filter%5Bname%5D=MANGO&search=tree'), { names: ['Mango tree'], total: 1 }, 'both hold'
   )
-  // In pages, each row is there once, also of equal names.
+  // All pages together contain each row once, even if names are equal.
   for (const order of ['sort=name', 'sort=-name', 'sort=-created_at', '']) {
     const paged: string[] = []
     for (let page = 1; paged.length < all.total; page++) {

@@ -7,7 +7,7 @@ import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helper
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { TENANT_TABLES } from '../helpers/statements.ts'
 
-// A database of its own: counts all organizations.
+// This file has its own database, because it counts all organizations.
 const service = await startIsolatedApp(t)
 
 /** A person with an application that has these scopes. */
@@ -31,7 +31,7 @@ const eventsOf = async (id: string) =>
   (await service.sql(`SELECT action FROM audit_events WHERE organization_id = '${id}' ORDER BY seq`))
     .map(({ action }) => action as string)
 
-/** What the tables of organizations still hold of one, but for its audit, its slug and what it was billed. */
+/** Tables that keep the rows of a deleted organization: its audit log, its slugs and its bills. */
 const KEPT = ['audit_events', 'former_slugs', 'organization_counters', 'invoices', 'charges', 'refunds']
 async function leftOf (id: string): Promise<Record<string, number>> {
   const counts = TENANT_TABLES.filter((table) => !KEPT.includes(table)).map((table) =>

@@ -28,24 +28,25 @@ import { beside } from '../helpers/statements.ts'
 import { miscounted } from '../helpers/traffic.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-// A purge or delete of more than a request takes away: it holds at once, and the worker removes the rows afterwards.
+// A purge or deletion of more rows than one request removes. It takes effect at once, and the worker removes the rows
+// later.
 
 const COPIES = 2 * PIECE + 400
-/** What is recorded of a level that `fill` filled: its two writes, their copies and a rotation. */
+/** The number of versions of a level after `fill`: two writes, their copies and a rotation. */
 const VERSIONS = COPIES + 3
 
-// A database of its own: stops and starts the background workers, which work on all organizations.
+// This file has its own database, because it stops and starts the background workers, which work on all organizations.
 const service = await startIsolatedApp(t)
 const { database, config, keyring } = service
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
-// Only the workers that a test starts are at work.
+// Only workers that a test starts may run.
 const stopWorker = () => (service.app.removals as Background).stop()
 await stopWorker()
 
 const oldKey = await clientKey('first battery staple')
 const newKey = await clientKey('second battery staple')
 
-/** Makes a history long: so many copies of a version, as if each were a write of its own. */
+/** Makes a history long by copying a version many times, as if each copy were a separate write. */
 async function copy (query: (text: string) => Promise<unknown>, organization: string, version: string, copies: number) {
   await query(`
     INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
@@ -61,7 +62,7 @@ async function copy (query: (text: string) => Promise<unknown>, organization: st
 }
 
 /**
- * A level of a client's whose history is long and waits under an older key; what a purge or delete of it is sent to.
+ * Creates a client-managed level whose long history still has an older key. Returns the target of a purge or deletion.
  */
 async function fill (project: string) {
   const owner = await service.organization()
@@ -96,7 +97,7 @@ async function fill (project: string) {
   }
 }
 
-/** Versions that are out of reach and still there. */
+/** The number of versions that are deleted but not removed yet. */
 async function left ({ organization }: Caller): Promise<number> {
   const [row] = await service.sql(`
     SELECT count(*)::int AS count FROM secret_versions v JOIN histories h ON h.organization_id = v.organization_id AND h.id = v.history_id
@@ -119,7 +120,7 @@ const worker = () => createRemovalWorker({
   }
 })
 
-/** Runs a worker of its own until nothing is left to remove. */
+/** Runs a separate worker until no work is left. */
 async function removeAll () {
   const one = worker()
   one.wake()
@@ -176,7 +177,7 @@ for (const [name, way] of Object.entries(ways)) {
       }
     }
     await unreachable()
-    // What has its name may be made again at once, and begins with nothing.
+    // The caller can create the same name again at once, and the new resource is empty.
     for (const [path, body] of way.again) t.equal((await call('POST', path, body)).status, 201, path)
     t.equal(await total(), 0)
     t.equal(await pending(), 0)
@@ -212,7 +213,7 @@ t.test('a removal that is stopped in the middle goes on with the next start, and
   t.equal(await left(owner), VERSIONS - 2 * PIECE, 'one piece was taken')
   t.equal((await storeAgain()).status, 200)
 
-  // As another process would, from what stands in the database.
+  // Simulates another process, which has only the state in the database.
   const again = await buildApp({ config, database, keyring, costs: QUICK, logStream: { write: () => {} } })
   again.removals.start()
   await allGone()
@@ -259,7 +260,7 @@ t.test('what ended with API tokens is looked for at once, also in the middle of 
       : text.includes('from "token_removals"') ? 'tokens' : undefined
     if (what === undefined) return
     if (phase === 'before') sent?.push(what)
-    // A member is removed right after a piece.
+    // The owner removes a member right after the first batch.
     if (phase === 'after' && what === 'versions' && sent === undefined) {
       sent = []
       one.wake()
@@ -273,7 +274,7 @@ t.test('what ended with API tokens is looked for at once, also in the middle of 
   t.strictSame(sent?.slice(0, 2), ['tokens', 'versions'])
 })
 
-/** More than one statement takes; however many more, an ending takes a piece of them. */
+/** More tokens than one statement removes. Each operation that ends tokens removes only one batch of them. */
 const TOKENS = LONG ? 20_000 : 2 * PIECE + 500
 
 const asToken = (token: string) => (method: 'GET' | 'POST' | 'DELETE' | 'PUT', path: string, payload?: object) =>
@@ -281,7 +282,7 @@ const asToken = (token: string) => (method: 'GET' | 'POST' | 'DELETE' | 'PUT', p
     method, url: `/api/v1${path}`, headers: { authorization: `Bearer ${token}` }, ...(payload && { payload })
   })
 
-/** Runs a worker of its own until a number is 0. */
+/** Runs a separate worker until `left` returns 0. */
 async function removeUntil (left: () => Promise<number>) {
   const one = worker()
   one.wake()
@@ -305,7 +306,7 @@ t.test('a project with any number of narrowed tokens can be deleted; each token 
     return [...answers.map(({ status }) => status), answers[1]!.body.data?.length]
   }
   t.strictSame(await reaches(), [200, 200, 1])
-  // With smaller ids than the service's: they go first.
+  // The ids are smaller than those of the service, so the service removes these tokens first.
   await service.sql(`
     INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities, slices)
     SELECT organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, token_suffix, abilities, slices
@@ -330,7 +331,7 @@ t.test('a project with any number of narrowed tokens can be deleted; each token 
   t.equal((await owner.call('GET', `/${o}/projects`)).status, 200, 'the owner\'s stays')
 })
 
-// On the embedded database every start costs seconds: only where there is no other.
+// On the embedded database every start takes seconds, so this runs there only without PostgreSQL.
 const elsewhere = process.env.TEST_DATABASE_URL === undefined && hasPostgres() && 'PostgreSQL shows it'
 
 t.test('a server that is killed in the middle of a removal goes on with it when it starts again', {
@@ -393,7 +394,7 @@ t.test('a server that is killed in the middle of a removal goes on with it when 
   t.ok(await versions() > 0, 'it had not removed all of them')
 
   const second = await startServer(t, env)
-  // No client sends a request.
+  // The removal must not depend on requests of clients.
   for (let look = 0; look < 3000 && !second.stdout().includes('purged and deleted versions removed'); look++) {
     await new Promise((resolve) => { setTimeout(resolve, 20) })
   }
@@ -401,7 +402,7 @@ t.test('a server that is killed in the middle of a removal goes on with it when 
   t.equal(await versions(), 0)
 })
 
-/** A person with two valid API tokens, created after so many others of the same person and grant. */
+/** A person with two valid API tokens, which are newer than many other tokens of the same person and grant. */
 async function withTokens (many = TOKENS) {
   const owner = await service.organization()
   const o = owner.organization
@@ -443,7 +444,7 @@ async function withTokens (many = TOKENS) {
 t.test('the removal of a member ends all their API tokens at once, however many, and none comes back', async (t) => {
   const { owner, o, rosa, alive, rows, lastEvent } = await withTokens()
   const members = `/organizations/${o}/members`
-  // Two statements end what a first one leaves.
+  // Ends the rest of the tokens with two statements.
   const accept = async () => {
     const { access } = await issuePair(service, rosa, ['organization:create'])
     const call = asToken(access)
@@ -482,7 +483,7 @@ t.test('no organization waits for the end of what is removed of another, be it v
   }
   await removeUntil(async () => (await service.sql(`SELECT organization_id FROM token_removals
     UNION ALL SELECT organization_id FROM histories WHERE removed_at IS NOT NULL`)).length)
-  // Each organization has its rows on one node.
+  // On Citus, each organization has its rows on one node.
   const turns = await onEachNode(service.sql, `SELECT kind, extract(epoch FROM min(at))::float8 AS first,
     extract(epoch FROM max(at))::float8 AS last FROM taken
     GROUP BY kind, organization_id`) as { kind: string, first: number, last: number }[]
@@ -543,7 +544,7 @@ t.test('all API tokens of a person end with the account and with the grant, howe
   t.strictSame(await other.alive(), [401, 401])
   t.match(await other.lastEvent(), { action: 'oauth.revoke', details: { tokens: PIECE + 2 } })
   await removeUntil(async () => await one.rows() + await other.rows())
-  // Where the rows were changed outside the service, no grant ends them: none is left all the same.
+  // SQL outside the service has removed the grant from these tokens. The removal must end them without a grant.
   const older = await withTokens(PIECE + 1)
   await service.sql(`UPDATE api_tokens SET grant_id = NULL WHERE organization_id = '${older.o}'`)
   await switchUser(database, older.rosa.email, true)
@@ -599,7 +600,7 @@ t.test('a person has at most the 1,000 sessions used last, so an ending has few 
 
 t.test('what a person or an application ends leaves its API tokens to a background that looks at once', async (t) => {
   const [byGrant, byAccount] = [await withTokens(PIECE), await withTokens(PIECE)]
-  // Nothing but requests wakes its background.
+  // Only requests can wake the background worker of this instance.
   const other = await buildApp({ config, database, keyring, costs: QUICK, logStream: { write: () => {} } })
   const gone = async ({ rows }: typeof byGrant) => {
     while (await rows() > 0) await new Promise((resolve) => { setTimeout(resolve, 20) })

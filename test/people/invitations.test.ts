@@ -11,11 +11,11 @@ import { authorize, crowd, issuePair, makePerson, type Person } from '../helpers
 import { startMailServer } from '../helpers/smtp.ts'
 import { formIn, visitor, type Visitor } from '../helpers/visitor.ts'
 
-// A person becomes a member of an organization only by accepting its invitation, and until then the organization learns
+// A person becomes a member of an organization only by accepting its invitation. Before that, the organization learns
 // nothing about the person.
 
 const mail = await startMailServer(t)
-// A database of its own: runs the background workers, and looks at all invitation mails.
+// This file has its own database, because it runs the background workers and looks at all invitation mails.
 const service = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const failing = ({ status, body }: Answer) => [status, body?.error]
@@ -33,7 +33,7 @@ const as = async (person: Pick<Person, 'id'>, scopes: readonly Scope[] = SCOPE_N
 let newcomers = 0
 const newcomer = () => `newcomer-${++newcomers}@nimbus.example`
 
-/** An organization with an owner who invites. */
+/** An organization with an owner, who sends the invitations. */
 async function nimbus (plan?: string) {
   const caller = await service.organization(plan === undefined ? {} : { plan })
   const { organization: o } = caller
@@ -64,7 +64,7 @@ async function signedIn ({ email, password }: Person): Promise<Visitor> {
   await browser.signIn(await browser.open('/account'), email, password)
   return browser
 }
-/** Sends a form of the account page, whichever of its kind stands first there, for this id. */
+/** Sends a form of the account page for this id, no matter which form of the same kind comes first. */
 async function press (browser: Visitor, path: string, id: string) {
   const page = await browser.open('/account')
   const at = page.text.indexOf('<form method="post" action="/account/sign-out"')
@@ -118,7 +118,7 @@ t.test('until a person accepts, the organization cannot act through them and rec
   const team = await call('POST', `/organizations/${o}/teams`, { name: 'Platform' })
   const added = await call('PUT', `/organizations/${o}/teams/${team.body.data.id}/members/${rosa.id}`, {})
   t.equal(added.status, 404)
-  // A sign-in, a wrong password, a grant, a new password.
+  // Records a sign-in, a wrong password, a grant and a new password.
   await signedIn(rosa)
   const stranger = visitor(address)
   await stranger.signIn(await stranger.open('/account'), rosa.email, 'wrong password')
@@ -333,7 +333,7 @@ t.test('the page and the mail name the inviter in the same words, in lower case 
   t.match((await browser.open('/account')).text, /Nimbus, as developer, invited by the API token Test token, until /)
   t.match(joining, /<strong>Nimbus<\/strong>, as developer, by the API token Test token\./)
   t.match((await mailsTo(email)).at(-1)!.text, /^the API token "Test token" invites you to the organization "Nimbus" at /m)
-  // Rows without an inviter come from the operator.
+  // Invitations of the operator have no inviter.
   await service.write(`UPDATE invitations SET invited_by_type = NULL, invited_by_id = NULL, invited_by_name = NULL
     WHERE organization_id = '${organization}'`)
   t.match((await browser.open('/account')).text, /, invited by the operator, until /)

@@ -14,7 +14,7 @@ import { callAs, crowd, issuePair, makePerson, type Person } from '../helpers/pe
 import { startMailServer } from '../helpers/smtp.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-// An invitation ends with the right of its inviter to give it.
+// An invitation ends when its inviter loses the right to invite.
 
 const mail = await startMailServer(t)
 const service = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
@@ -24,7 +24,7 @@ const failing = ({ status, body }: Answer) => [status, body?.error]
 type Call = Caller['call']
 let guests = 0
 
-/** An organization with an owner, and an administrator who invites: as a person, and with an API token. */
+/** An organization with an owner and an administrator. The administrator invites as a person, and with an API token. */
 async function nimbus () {
   const { organization: o } = await service.organization()
   const [owner, iris] = [await makePerson(service, { [o]: 'owner' }), await makePerson(service, { [o]: 'administrator' })]
@@ -36,7 +36,7 @@ async function nimbus () {
     if (answer.status !== 201) throw new Error(answer.text)
     return { id: answer.body.data.id as string, email: guest.email, role, guest }
   }
-  /** An API token that a person made, with a grant for an application. */
+  /** An API token that a person created with a grant for an application. */
   const makeToken = async (person: Person) => {
     const { access, grant } = await issuePair(service, person, SCOPE_NAMES)
     const made = await callWith(service, access)('POST', `/organizations/${o}/api-keys`, {
@@ -66,7 +66,7 @@ async function signedIn ({ email, password }: Person) {
   return browser
 }
 
-/** Sends a form of the account page as its person would. */
+/** Sends a form of a person's account page. */
 async function press (person: Person, path: string, fields: Record<string, string> = {}) {
   const browser = await signedIn(person)
   const page = await browser.open('/account')
@@ -77,7 +77,7 @@ async function press (person: Person, path: string, fields: Record<string, strin
   if (sent.status !== 303) throw new Error(sent.text)
 }
 
-/** The ways in which a person who invited loses the right to invite an administrator. */
+/** The ways in which an inviter loses the right to invite an administrator. */
 const ENDS: Record<string, (at: Awaited<ReturnType<typeof nimbus>>) => Promise<unknown>> = {
   'is demoted': ({ byOwner, members, iris }) => byOwner('PATCH', `${members}/${iris.id}`, { role: 'developer' }),
   'demotes themselves': ({ byIris, members, iris }) => byIris('PATCH', `${members}/${iris.id}`, { role: 'member' }),
@@ -119,7 +119,7 @@ t.test('a lower role keeps the invitations to roles that it may give', async (t)
   t.ok(owner)
 })
 
-/** The ways in which an API token of a person ends, while the person stays. */
+/** The ways in which a person's API token ends, while the person remains. */
 const TOKEN_ENDS: Record<string, (
   at: Awaited<ReturnType<typeof nimbus>>, token: { id: string, grant: number }
 ) => Promise<unknown>> = {

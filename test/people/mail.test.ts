@@ -19,7 +19,7 @@ import { freePort } from '../helpers/postgres.ts'
 import { startMailServer, type Mood } from '../helpers/smtp.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-// A database of its own: its people have fixed addresses.
+// This file has its own database, because its people have fixed addresses.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const nimbus = await service.organization()
@@ -28,7 +28,7 @@ const SECRET = `app:${encodeURIComponent(PASSWORD)}`
 
 const me = (token: string) => fetch(`${address}/api/v1/user`, { headers: { authorization: `Bearer ${token}` } })
 const linkIn = (text: string) => /^http:\/\/\S+\/account\/(?:set-password|invitation)\/\S+$/m.exec(text)?.[0] ?? ''
-/** Sign-ins left out: those of the test itself. */
+/** The events of a user, without the sign-ins of the test itself. */
 const eventsOf = async (userId: number) => (await service.sql(
   `SELECT action, actor_type FROM audit_events WHERE organization_id = '${nimbus.organization}' AND resource_id = '${userId}' AND resource_type = 'user' AND action NOT LIKE 'session.%' ORDER BY seq`
 )).map(({ action, actor_type }) => `${String(action)} by ${String(actor_type)}`)
@@ -119,7 +119,7 @@ t.test('OA-63: a disabled account has no session, token or link, and gets none b
   t.equal((await visitor(address).open(link)).status, 404)
   await t.rejects(renewLink(service.database, address, rosa.email), /is disabled/)
 
-  // A sign-in that was under way while the account closed.
+  // A sign-in that was running while the account was closed.
   await service.write(
     `INSERT INTO sessions (token_hash, user_id, expires_at) VALUES ('\\x01', ${rosa.id}, now() + interval '1 day')`
   )
@@ -168,7 +168,8 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
     (SELECT count(*)::int FROM members WHERE organization_id = '${small}') AS members,
     (SELECT count(*)::int FROM users WHERE email LIKE 'seat-%') AS accounts`) as [Record<string, number>]
   t.strictSame([members, accounts], [5, 5], 'who has no seat has no account either')
-  // Deleted while the command waits for it; where there is one connection, before it begins.
+  // The organization is deleted while the command waits for it. With a single connection, it is deleted before the
+  // command starts.
   const gone = await service.organization()
   let adding: Promise<unknown> | undefined
   await transaction(service.database.db, async (db) => {
@@ -190,7 +191,7 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
   )
   for (const [host, shown] of Object.entries({
     '::1': '[::1]',
-    // Wildcards, as this machine can open them.
+    // For a wildcard address, an address that this machine can open.
     '0.0.0.0': '127.0.0.1',
     0: '127.0.0.1',
     '::': '[::1]',
@@ -243,7 +244,7 @@ t.test('OA-93: a mail that cannot be sent is one line without a secret, and the 
 
 t.test('OA-93: without TLS nothing is said to a mail server elsewhere, least of all the password', async (t) => {
   const server = await startMailServer(t)
-  // It leads to this machine and is no loopback address.
+  // The address leads to this machine, but is not a loopback address.
   const { mailed, line } = await mailWith(t, { SMTP_URL: `smtp://${SECRET}@0.0.0.0:${server.port}` })
   t.equal(mailed, false)
   t.match(line, /does not offer TLS with a trusted certificate/)
@@ -267,7 +268,7 @@ t.test('OA-93: an address or a name cannot add a recipient or a header', async (
     SMTP_URL: `smtp://127.0.0.1:${server.port}`, PUBLIC_URL: 'https://secrets.example.com/base'
   })
   const name = 'Eve <eve@elsewhere.example>, Bcc: eve@elsewhere.example'
-  // An operator's mistake: no mail goes there.
+  // Addresses that the operator entered by mistake. The service sends no mail there.
   for (const email of [
     'rosa,eve@nimbus.example', 'rosa;eve@nimbus.example', '"rosa"@nimbus.example', 'rosa(eve)@nimbus.example',
     'group:eve@nimbus.example'
@@ -303,7 +304,7 @@ const inviter = (on: TestApp, token: string, organization: string) => {
   return {
     organization,
     send,
-    /** The message of an invitation, which is withdrawn again. */
+    /** Sends an invitation, returns its message, and withdraws the invitation. */
     async tells (email: string) {
       const { status, body, text } = await send('POST', '/members', { email, role: 'member' })
       if (status !== 201) throw new Error(text)
@@ -415,7 +416,8 @@ t.test('a sender without a queued mail has room and is next, however many sender
   await until(() => server.mails.some(({ to }) => to.includes(nobodys!)))
   const order = server.mails.map(({ headers }) => /^Subject: (\d+)/m.exec(headers)?.[1])
   t.ok(order.filter((person) => person === '1').length <= 2, 'a sender with many queued mails waits for each')
-  // Thousands wait: that each arrives, fewer of them show.
+  // Thousands of mails are queued. The test does not wait for all of them; fewer mails suffice to show that each
+  // arrives.
   server.close()
   await outbox.settled()
   t.ok(post(1, 'of one person 0'), 'there is room again')
@@ -443,7 +445,7 @@ t.test('MAX_SENDERS senders have room for a first mail, whatever is queued; one 
   t.end()
 })
 
-/** A person with organizations of their own, and who invites in each of them. */
+/** A person with new organizations, and a function that invites in each of them. */
 async function sender (on: TestApp, many: number) {
   const places: string[] = []
   for (let n = 0; n < many; n++) places.push((await on.organization()).organization)

@@ -97,7 +97,7 @@ t.test('what is no member, no address and no role is refused, and nothing is cha
     ['POST', path, { email: [stranger.email], role: 'member' }, [422, 'validation_failed']],
     ...['', 'rosa', '@nimbus.example', 'rosa@', 'rosa @nimbus.example', 'rosa@nimbus\u0000.example', 'a@b\r\nBcc: c@d',
       `${'a'.repeat(320)}@nimbus.example`, `${'\ufdfa'.repeat(20)}@nimbus.example`,
-      // Each would reach Rosa under another name than the one that her invitations are counted by.
+      // Each of these addresses would reach Rosa, but the service would count it as another address.
       '<rosa@nimbus.example>', 'x<rosa@nimbus.example>', '"rosa"@nimbus.example', 'rosa(x)@nimbus.example',
       'rosa@nimbus.example(x)', 'rosa@nimbus.example,', 'rosa@nimbus.example;', 'team:rosa@nimbus.example',
       'ros\\a@nimbus.example', 'rosa@[127.0.0.1]', 'rosa@nimbus.example.', 'rosa@nimbus\u3002example',
@@ -229,7 +229,7 @@ t.test('two owners who demote or remove each other at once leave one, a hundred 
   t.equal((await rolesIn(o)).length, 2)
 })
 
-/** An address as people and machines write it: in Unicode, as it is typed and taken apart, and in ASCII. */
+/** The spellings of an address: in Unicode as people type it, decomposed, and in ASCII. */
 const spellingsOf = (local: string, label: string) => {
   const [unicode, ascii] = [`${local}@bücher-${label}.example`, `${local}@xn--bcher-${label}-q9a.example`]
   return [unicode, ascii, unicode.toUpperCase(), ascii.toUpperCase(), unicode.normalize('NFD')]
@@ -266,7 +266,10 @@ t.test('an address is one account with one seat, however it is spelled, and ever
   t.notOk(await signIn(spellings[0]!))
 })
 
-/** What ends or parts the host of a URL, in its wide forms too, what is not seen, and what turns text around. */
+/**
+ * Characters that end or split the host of a URL, their full-width forms, invisible characters, and characters that
+ * change the direction of text.
+ */
 const ODD_SIGNS = [
   ...'/?#\\%@:<>[]|_ ', ...'／？＃＼％＠：＜［＿．。｡․…⁄℀⒈', '%2f', '%EF%BC%8F', '..', '\u0000', '\t', '\r\n', '\u0085', '\u00a0', '\u00a8',
   '\u00ad', '\u034f', '\u061c', '\u115f', '\u17b4', '\u180b', '\u180e', '\u200b', '\u200c', '\u200d', '\u200e',
@@ -274,11 +277,11 @@ const ODD_SIGNS = [
   '\u034f?', '\u180b#', 'xn--', 'ß', 'İ', 'ſ', 'ａ', '①', '\u0301'
 ]
 
-// What is no line of TAP otherwise: U+2028 ends one.
+// Escapes characters that would break a line of TAP output, such as U+2028.
 const inAscii = (emails: readonly string[]) => JSON.stringify(emails)
   .replace(/[^ -~]/g, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, '0')}`)
 
-/** Addresses with a sign in them, at each place: of the local part, and of a domain in ASCII and in Unicode. */
+/** Addresses with a character at each place of the local part, and of a domain in ASCII and in Unicode. */
 const withSign = (sign: string, local: string) => [
   `${sign}${local}@victim.example`, `${local}${sign}x@victim.example`, `${local}${sign}@victim.example`,
   `${local}@xn--bcher-kva${sign}.example`, `${local}@xn--bcher-kva.example${sign}`,
@@ -293,7 +296,7 @@ t.test('mail goes to the very address that an account is found by, or the addres
   const mail = await startMailServer(t)
   const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
   const { organization: o, call } = await on.organization()
-  /** Where mail went, in lower case; what was refused is not there. */
+  /** Sends invitations. Returns the addresses that got mail, in lower case, without the refused addresses. */
   const invite = async (emails: readonly string[]): Promise<string[]> => {
     const answers = await Promise.all(emails.map((email) =>
       call('POST', `/organizations/${o}/members`, { email, role: 'member' })))
@@ -320,7 +323,7 @@ t.test('mail goes to the very address that an account is found by, or the addres
     'al@xn--bcher-kva/.example', 'victim@example.com\ufe0f／.evil.example'
   ]), [])
   for (const [i, sign] of ODD_SIGNS.entries()) {
-    // So that none meets another's account.
+    // Each invitation has another local part, so that no address belongs to another account.
     await invite(withSign(sign, 'one').map((email, place) => email.replace('one', `v${i}-${place}`)))
   }
 })
@@ -448,7 +451,7 @@ t.test('the operator is told which organizations lose their last owner with an a
 
 t.test('additions of people and changes of roles are limited per organization and hour, for all its callers', async (t) => {
   const limited = await startApp(t, { RATE_LIMIT_API: '3' })
-  // Its requests are not what is counted here.
+  // The test does not count the general requests of this organization.
   await limited.sql('UPDATE plans SET api_per_minute = 1000 WHERE name = \'team\'')
   const [caller, other] = [await limited.organization({ plan: 'team' }), await limited.organization({ plan: 'team' })]
   const add = ({ call, organization }: typeof caller, email: string) =>

@@ -17,14 +17,14 @@ import { giveSecondFactor, makePerson, tokensFor, type Person } from '../helpers
 import { startMailServer } from '../helpers/smtp.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
-// A forgotten password is replaced with a mailed link. No caller learns whether an address has an account, and the link
-// alone starts no session.
+// A mailed link replaces a forgotten password. No caller learns whether an address has an account, and the link alone
+// starts no session.
 
 const FORGOT = '/account/forgot-password'
 const NEW = 'a new long password'
 
 const mail = await startMailServer(t)
-// A database of its own: removes and looks at all sign-in attempts.
+// This file has its own database, because it removes and looks at all sign-in attempts.
 const service = await startIsolatedApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const { db } = service.database
@@ -290,7 +290,7 @@ t.test('CR-49: an address without an account gets the same response, statements 
   await createUser(db, { email: invited, name: 'Invited', password_hash: null })
   const emails = [member.email, (await makePerson(service)).email, 'nobody@nimbus.example', shut.email, invited]
   await untilSent()
-  // Warms up what the first request prepares.
+  // The first request prepares caches and connections.
   await ask('first-of-all@nimbus.example')
   mail.hold()
   t.teardown(() => mail.release())

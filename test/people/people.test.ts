@@ -26,9 +26,9 @@ import { IN_PROOFS, LONG, sample } from '../helpers/long.ts'
 import { authorize, CALLBACK, makePerson, post, tokensFor, type Person } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-// People: what they may do in their organizations through an application, and how they prove who they are.
+// The permissions of people in their organizations through an application, and how people authenticate.
 
-// A database of its own: looks at all people and sign-in attempts.
+// This file has its own database, because it looks at all people and sign-in attempts.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const { db } = service.database
@@ -59,7 +59,7 @@ async function callerFor (
 }
 
 const browser = mintSecret()
-/** Sends the sign-in form, as the page of a browser would: of a browser that is known by `device`, or of a new one. */
+/** Sends the sign-in form like a browser. The browser is known by `device`, or new. */
 const signIn = (
   email: string, password: string, on: TestApp = service, remoteAddress = '127.0.0.1', device?: string
 ): Promise<Answer> => on.inject({
@@ -76,7 +76,7 @@ const signIn = (
 const cookieOf = (name: string, { headers }: Answer) =>
   new RegExp(`${name}=([^;]+)`).exec(String(headers['set-cookie']))?.[1]
 const sessionOf = (answer: Answer) => cookieOf('session', answer)
-/** The row of what attempts are counted by. */
+/** The row that counts the attempts. */
 const countOf = async (
   name: string
 ) => (await service.sql(`SELECT failures, locked_until > now() AS locked, round(extract(epoch FROM locked_until - last_at))::int AS seconds
@@ -84,17 +84,19 @@ const countOf = async (
 const isAlive = async (cookie: string | undefined) => (await service.inject({
   url: '/account', headers: { cookie: `session=${cookie}` }
 })).text.includes('Sign out everywhere')
-/** A page without what is new on each: the nonce. */
+/** Removes the nonce, which differs in each page. */
 const plain = ({ text }: Answer) => text.replace(/nonce="[^"]+"/, '')
 const quiet = ({ headers: { 'x-request-id': _, date: __, 'content-length': ___, ...headers } }: Answer) =>
   JSON.stringify(headers).replace(/nonce-[A-Za-z0-9_-]+/, '').replace(/("x-ratelimit-\w+":)[^,}]+/g, '$1')
 
-/** Takes every place for password hashing between the moment that an attempt was counted and the hash that it needs. */
+/**
+ * Occupies all slots for password hashing after the service has counted an attempt and before it hashes the password.
+ */
 async function whileHashingIsFull (t: Test, work: () => Promise<void>) {
   const hashes: Promise<unknown>[] = []
   const fill = (message: unknown) => {
     const { phase, text } = message as { phase: string, text: unknown }
-    // The last of its counts: that from everywhere.
+    // Waits for the last counter of the attempt, which counts attempts from all networks.
     if (phase !== 'after' || !/^insert into "sign_in_failures".*30 minutes/s.test(String(text))) return
     for (let i = 0; i < 40; i++) hashes.push(hashPassword('busy with this').catch(() => {}))
   }
@@ -112,7 +114,7 @@ t.test('CR-40 CR-41: when hashing is full everybody waits alike, with an account
   await setDisabled(db, shut.id, true)
   const invited = 'invited@nimbus.example'
   await createUser(db, { email: invited, name: 'Invited', password_hash: null })
-  // No address without an account has been tried before: the first such attempt meets a full service.
+  // This is the first attempt with an address without an account, and the service is busy.
   await whileHashingIsFull(t, async () => {
     for (const email of sample(['nobody@nimbus.example', shut.email, rosa.email, invited], 2)) {
       const answer = await signIn(email, 'wrong password')
@@ -285,7 +287,7 @@ t.test('CR-41: who has no account, a wrong password or a closed account get the 
     'each address is counted, here and everywhere'
   )
 
-  // And the same again when it is locked.
+  // Repeats the measurement while the account is locked.
   const locked = []
   const began = performance.now()
   for (const [who, email] of rows) {
@@ -386,8 +388,8 @@ t.test('CR-42: guesses of one network lock no other network out; an IPv6 subscri
 })
 
 /**
- * Guesses from as many networks as it takes until none is looked at from anywhere that is not known; answers how many
- * were.
+ * Guesses from several networks until the service refuses attempts from all unknown networks. Returns the number of
+ * guesses that the service checked.
  */
 async function guessFromEverywhere (email: string): Promise<number> {
   const answers = []
@@ -418,7 +420,7 @@ t.test('CR-42: strangers, however many, never lock out a device that has signed 
     )
     device = cookieOf('device', answer)!
   }
-  // The allowance of the device is as small as that of a network, and its guesses count for no other device.
+  // The device has the same small allowance as a network, and its guesses do not count for other devices.
   const own = []
   for (let i = 0; i < 6; i++) {
     own.push((await signIn(person.email, 'wrong password', service, '127.0.0.1', device)).status)
@@ -427,7 +429,7 @@ t.test('CR-42: strangers, however many, never lock out a device that has signed 
   t.equal((await signIn(person.email, person.password, service, '127.0.0.1', device)).status, 429)
   t.equal((await countOf(`user:${person.id}`))!.failures, 25)
 
-  // With a new device, the person can sign in after the window, or at any time with a link.
+  // With a new device, the person can sign in after the window, or at any time with a mailed link.
   await service.sql(
     "UPDATE sign_in_failures SET last_at = now() - interval '31 minutes', locked_until = now() - interval '16 minutes'"
   )
@@ -511,14 +513,14 @@ t.test('CR-42: an attempt that is given back beside a lock of others neither lif
   for (let i = 0; i < 25; i++) await signIn(person.email, 'wrong password', service, `203.0.113.${i}`)
   const lock = await lockOf(account)
   t.match(lock, { failures: 25, locked_until: String })
-  // Counted where it comes from, refused because of everywhere, and given back.
+  // The attempt counts for its network. The account lock refuses it, and the service then gives back the count.
   for (let i = 0; i < 3; i++) {
     t.equal((await signIn(person.email, person.password, service, '203.0.113.99')).status, 429)
   }
   t.strictSame(await lockOf(`${account} ip:203.0.113.99`), { failures: 0, locked_until: null })
   t.strictSame(await lockOf(account), lock)
 
-  // One waits for its hash while others fail, until their lock is over and they make another.
+  // One attempt waits for its hash while other attempts fail. Their lock ends, and they cause a new lock.
   const [place, another]: Count[] = [
     { of: 'place', name: 'a place' }, { of: 'account', name: 'an account' }
   ]
@@ -537,7 +539,7 @@ t.test('CR-42: an attempt that is given back beside a lock of others neither lif
   t.match(fresh, { failures: 6, locked_until: String })
   await returnAttempts(db, [place!])
   t.strictSame(await lockOf('a place'), { ...fresh, failures: 5 })
-  // Without it the others have not tried often enough to lock anything.
+  // Without the waiting attempt, the other attempts are too few for a lock.
   await takeAttempts(db, [another!])
   await others(another!, 24)
   t.match(await takeAttempts(db, [another!]), { wait: Number })
@@ -642,7 +644,7 @@ t.test('CR-42: the password that a change asks for is counted by the session alo
   )).status, 303, 'another session is not concerned')
 })
 
-/** Waits until every event of an organization is numbered: of requests at once, some do not wait for its counter. */
+/** Waits until every event of an organization has a number. Some concurrent requests do not wait for the counter. */
 async function untilNumbered ({ organization }: Pick<Caller, 'organization'>) {
   while ((await service.sql(
     `SELECT 1 FROM late_events WHERE organization_id = '${organization}' LIMIT 1`
@@ -824,7 +826,7 @@ t.test('CR-41 AU-01: the same statements are sent for a refusal, whether there i
     const sent: string[] = rows[email] = []
     const listen = (message: unknown) => {
       const { phase, text, prepared } = message as { phase: string, text: unknown, prepared: boolean }
-      // What the background does meanwhile is not prepared.
+      // Ignores background jobs, whose statements are not prepared.
       if (phase === 'before' && prepared) sent.push(String(text))
     }
     subscribe('strongroom:statement', listen)
@@ -904,7 +906,7 @@ t.test('CR-44: a session ends after 12 hours without use, after seven days, and 
   t.equal((await signIn(person.email, person.password)).status, 303)
 })
 
-/** A person with two browsers, an application, a code and a link. */
+/** Creates everything that a person can have: two browsers, an application, a code and a link. */
 async function everythingOf (person: Person) {
   const [here, there] = [visitor(address), visitor(address)]
   for (const one of [here, there]) await one.signIn(await one.open('/account'), person.email, person.password)
@@ -1197,7 +1199,7 @@ t.test('GET /api/v1/organizations and /organization: what the caller can see', a
   t.strictSame((await two.call('GET', '/organization')).body.data, ofToken.data[0])
 })
 
-/** The page of decisions, written out: what each role holds. */
+/** The scopes of each role, written out from the decision page. */
 const READS = ['project:read', 'target:read', 'environment:read', 'organization:read', 'member:read', 'team:read']
 const EXPECTED: Record<Role, (scope: Scope) => boolean> = {
   owner: () => true,
@@ -1258,7 +1260,9 @@ const SAMPLE: [scope: Scope, method: string, path: string, body?: object][] = [
   ], ['key:rotate', 'POST', '/{o}/none/encryption-key/rotate', {}]
 ]
 
-/** Which of the sample a caller may do: what is refused is refused for its scope, everything else is not. */
+/**
+ * The sampled scopes that a caller has. Every refusal must be about the scope, and every other request must succeed.
+ */
 async function allowedFor (t: Test, caller: Caller, organization: string): Promise<Scope[]> {
   const allowed: Scope[] = []
   for (const [scope, method, path, body] of SAMPLE) {
@@ -1267,7 +1271,7 @@ async function allowedFor (t: Test, caller: Caller, organization: string): Promi
       t.ok([200, 201, 404, 422].includes(answer.status), `${method} ${path}: ${answer.status}`)
       allowed.push(scope)
     } else if (answer.body.details.required_scope !== scope) {
-      // Decrypting takes reading too.
+      // Decryption also requires the scope for reading.
       t.match([scope, answer.body.details.required_scope], ['secret:decrypt', 'secret:read'])
     }
   }

@@ -24,7 +24,8 @@ import {
 } from '../helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
-// A second factor: a sign-in asks for it after the right password, and an organization can require it.
+// A second factor: the sign-in requires it after the correct password, and an organization can require it from its
+// members.
 
 t.setTimeout(120_000)
 
@@ -32,7 +33,7 @@ const service = await startApp(t)
 const address = await service.listen()
 const { db } = service.database
 
-/** The form of a page that leads somewhere. */
+/** The form of a page that is sent to this path. */
 function formTo (page: Seen, action: string) {
   const [found] = new RegExp(`<form[^>]*action="${action}"[\\s\\S]*?</form>`).exec(page.text) ?? []
   return formIn({ ...page, text: found ?? '' })
@@ -40,7 +41,7 @@ function formTo (page: Seen, action: string) {
 const isSignedIn = (page: Seen) => page.text.includes('Sign out everywhere')
 const asksForCode = (page: Seen) => page.text.includes('action="/oauth/sign-in/code"')
 const forgetAttempts = () => service.sql('DELETE FROM sign_in_failures')
-// By time, with the events that are stored apart because another transaction had locked the organization's counter.
+// Events by time, including late events, which another transaction's lock on the organization's counter has delayed.
 const eventsOf = async ({ id }: Person) => (await service.sql(`SELECT action FROM (
     SELECT action, occurred_at, seq AS n, false AS is_apart FROM audit_events
     WHERE resource_type = 'user' AND resource_id = '${id}'
@@ -50,7 +51,7 @@ const eventsOf = async ({ id }: Person) => (await service.sql(`SELECT action FRO
   ) AS its ORDER BY occurred_at, is_apart, n`
 )).map(({ action }) => action as string)
 
-/** A page that only who is signed in sees, with what the database knows of its sessions. */
+/** The number of sessions of a person in the database. */
 const sessionsOf = async ({ id }: Person) =>
   Number((await service.sql(`SELECT count(*) AS count FROM sessions WHERE user_id = ${id}`))[0]!.count)
 
@@ -71,7 +72,7 @@ async function someone (role: 'owner' | 'member' = 'member') {
   return { owner, organization: owner.organization, person, factor: await giveSecondFactor(service, person) }
 }
 
-// Codes are of the time step that it is: with at most 15 of its 30 seconds gone, nothing below leaves it.
+// Codes belong to the current time step of 30 seconds. Waits until at most 15 seconds of the step have passed.
 async function inOneStep () {
   const gone = Date.now() % 30_000
   if (gone > 15_000) await new Promise((resolve) => setTimeout(resolve, 30_000 - gone))
@@ -79,7 +80,7 @@ async function inOneStep () {
 
 t.test('codes are those of RFC 6238, one step to either side counts, and spaces do not matter', async (t) => {
   const secret = Buffer.from('12345678901234567890')
-  // Appendix B, of whose eight digits these are the last six.
+  // RFC 6238, appendix B, has codes with eight digits; these are the last six digits.
   for (const [seconds, code] of [
     [59, '287082'], [1111111109, '081804'], [1111111111, '050471'], [1234567890, '005924'], [2000000000, '279037'],
     [20000000000, '353130']
@@ -177,7 +178,7 @@ t.test('signing in asks for the code after the password: before it there is no s
   for (const cookie of [`session=${step}`, `browser=${step}; session=${step}`]) {
     t.notOk((await service.inject({ url: '/account', headers: { cookie } })).text.includes('Sign out everywhere'))
   }
-  // In another browser the same step is none.
+  // A sign-in step is not valid in another browser.
   const thief = visitor(address)
   const stolen = formIn(await thief.open('/account'))
   const answer = await thief.send(
@@ -194,7 +195,7 @@ t.test('signing in asks for the code after the password: before it there is no s
   t.equal(await sessionsOf(person), session)
   t.match((await eventsOf(person)).slice(-1), ['session.create'])
 
-  // With what an application asks for, it goes on to that.
+  // If an application started the sign-in, the sign-in continues with the request of the application.
   await factor.reuse()
   const { challenge } = pkce()
   const client = visitor(address)
@@ -223,7 +224,7 @@ t.test('a code counts once, one step to either side, and 20 of the same at once 
   t.equal((await signIn(person, await factor.code())).answer.status, 422, 'a newer one was taken')
 
   for (const code of [await factor.reuse().then(() => factor.code()), factor.codes[3]!]) {
-    // Each from a network of its own, so that no count stands before the code.
+    // Each attempt uses another network, so that only the count for codes applies.
     const tries = await Promise.all(Array.from({ length: 20 }, async (_, i) => {
       const browser = mintSecret()
       const send = (url: string, fields: Record<string, string>) => service.inject({
@@ -330,13 +331,14 @@ t.test('wrong codes count by account and network, those of a known browser apart
   t.equal((await service.sql(`SELECT failures, encode(key, 'hex') AS key FROM sign_in_failures WHERE key = '\\x${
     countKey(db, { name: `code user:${person.id}` }).toString('hex')}'`))[0]!.failures, 5, 'and for the account')
 
-  // An attacker without the password cannot lock the owner out; one with it cannot lock out the owner's known browser.
+  // An attacker without the password cannot lock out the owner. An attacker with the password cannot lock out the
+  // owner's known browser.
   await known.send(formIn(await known.open('/account')), { where: 'here' })
   const own = await signIn(person, await factor.code(), known)
   t.equal(own.answer.status, 303, 'a known browser')
   t.ok((await eventsOf(person)).filter((action) => action === 'second-factor.refuse').length === 5)
 
-  // Twenty guesses at once are five.
+  // Of twenty concurrent guesses, the service checks only five.
   await forgetAttempts()
   await factor.reuse()
   const many: Awaited<ReturnType<typeof password>>[] = []
@@ -482,7 +484,7 @@ t.test('an application gets all permissions only with a code; a used code and a 
   })
   t.equal((await makeStar(organization, body.access_token)).status, 201)
 
-  // Less than everything needs none, and neither does a refusal.
+  // A grant of fewer scopes requires no code. A denial requires no code either.
   const narrow = await browser.open(authorizationUrl(pkce().challenge, { scope: 'secret:read project:read' }))
   t.notMatch(narrow.text, /enter a code/)
   t.equal((await allow(narrow, {})).status, 303)
@@ -491,12 +493,12 @@ t.test('an application gets all permissions only with a code; a used code and a 
   t.match(
     (await browser.decide(await browser.open(authorizationUrl(pkce().challenge)), 'deny')).search, /access_denied/
   )
-  // Who has no second factor is not asked.
+  // A person without a second factor needs no code.
   const plain = await makePerson(service, { [organization]: 'owner' })
   t.equal((await makeStar(organization, (await tokensFor(address, plain)).access_token)).status, 201)
 })
 
-// None lives longer than what it was made with.
+// A token must not expire after its grant.
 const expires_at = new Date(Date.now() + 3_000_000)
 const makeToken = (organization: string, bearer: string, abilities: readonly string[]) => service.inject({
   method: 'POST',
@@ -521,7 +523,7 @@ t.test('what was granted before there was a second factor makes no token of ever
   t.equal((await service.inject({
     url: `/api/v1/${organization}/projects`, headers: { authorization: `Bearer ${before.access}` }
   })).status, 200, 'it goes on otherwise')
-  // Nor does a token that was made through it, be it of every scope by name, before or since.
+  // A token that was made through this grant cannot make such a token either, even if it has every scope by name.
   const named = await makeToken(organization, before.access, SCOPE_NAMES)
   t.equal(named.status, 201)
   for (const { body: { token } } of [star, named]) {
@@ -539,7 +541,7 @@ t.test('what was granted before there was a second factor makes no token of ever
 t.test('which came first, second factor or grant, goes by what was committed, not by the clocks of instances', async (t) => {
   const { organization } = await service.organization()
   const person = await makePerson(service, { [organization]: 'owner' })
-  // An instance made it whose clock is an hour ahead.
+  // The clock of the instance that created the grant is an hour ahead.
   const [access, grant] = [mintCredential('at'), makeId() + 3_600_000 * 2 ** 12]
   await service.write(`INSERT INTO oauth_grants (id, user_id, client_id, scopes, expires_at) OVERRIDING SYSTEM VALUE
     VALUES (${grant}, ${person.id}, 'dotenv-cli', '{${SCOPE_NAMES.join(',')}}', now() + interval '1 day')`)
@@ -638,7 +640,7 @@ t.test('only a person with a second factor, or the operator, sets whether the or
   t.equal(await isRequired(), true)
   t.equal((await change({ require_second_factor: false })).status, 200)
   t.equal((await change({ name: 'Nimbus' }, theirs.access)).status, 200)
-  // A token without a person is the operator's.
+  // The operator created this token; it has no person.
   t.equal((await call('PATCH', `/organizations/${organization}`, { require_second_factor: true })).status, 200)
   t.equal(await isRequired(), true)
 })
@@ -748,7 +750,7 @@ t.test('the account page shows and ends sessions, applications and tokens, and n
   t.match(page.text, /Command line, since \d{4}-\d\d-\d\d until \d{4}-\d\d-\d\d: 1 permissions/)
   t.match(page.text, /Command line, [^:]+: everything/)
 
-  // Sessions, applications and tokens of another person do not end.
+  // Sessions, applications and tokens of other people stay valid.
   const foreign = await other.open('/account')
   const formFor = (page: Seen, noun: string) => formTo(page, `/account/${noun}/end`)
   const idOf = (page: Seen, noun: string) => formFor(page, noun).fields.find(([name]) => name === 'id')![1]
@@ -764,7 +766,7 @@ t.test('the account page shows and ends sessions, applications and tokens, and n
   t.ok(isSignedIn(await first.open('/account')) && isSignedIn(await second.open('/account')))
   t.strictSame([(await user(access)).status, (await user(made.body.token)).status], [200, 200])
 
-  // One by one.
+  // Ends the tokens one by one.
   t.equal((await first.send(formFor(page, 'tokens'))).status, 303)
   t.equal((await user(made.body.token)).status, 401)
   const narrow = { ...formFor(page, 'applications') }
@@ -791,7 +793,7 @@ t.test('each list of the account page is bounded and has pages, and whatever is 
   const { browser } = await password(person)
   const { access, grant } = await issuePair(service, person, SCOPE_NAMES)
   const made = await makeStar(organization, access)
-  // Newer than these, by their ids and by their use: what is ended is not on the first page.
+  // These grants are newer and were used later than the grant of the test, so the grant is not on the first page.
   await service.sql(`INSERT INTO oauth_grants (id, user_id, client_id, scopes, expires_at, mac) OVERRIDING SYSTEM VALUE
     SELECT id + 1000 * n, user_id, client_id, scopes, expires_at, mac FROM oauth_grants, generate_series(1, 1005) n
     WHERE id = ${grant}`)
@@ -833,7 +835,7 @@ t.test('each list of the account page is bounded and has pages, and whatever is 
   t.strictSame([await sessions(1), await sessions(2), await sessions(3)], [100, 2, undefined])
 })
 
-/** What a camera reads off the QR code of a page: its bars, drawn. */
+/** Reads the QR code of a page from its drawn bars, like a camera. */
 function readQr (text: string): string | undefined {
   const size = Number(/viewBox="0 0 (\d+) \1"/.exec(text)![1])
   const SCALE = 4

@@ -5,9 +5,12 @@ import t from 'tap'
 import ts from 'typescript'
 
 interface Floor {
-  /** Folders of the house that it may import, beside its own. */
+  /** Folders of this project that its files may import, in addition to their own folder. */
   house: readonly string[]
-  /** Packages that it may import; after `type ` only types of them. `node:` is all of Node.js but its cryptography. */
+  /**
+   * Packages that its files may import; after `type ` only their types. `node:` is all of Node.js except its
+   * cryptography.
+   */
   packages: readonly string[]
 }
 
@@ -16,7 +19,7 @@ const UP_TO_REPOSITORIES = [...UP_TO_DB, 'src/repositories']
 const UP_TO_HTTP = [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/http', 'src/billing']
 const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
 
-/** Who may import whom, from the ground up. What is in none of these places has no place. */
+/** The allowed imports, from the lowest layer to the highest. Every source file must be in one of these places. */
 const FLOORS: Record<string, Floor> = {
   schemas: { house: [], packages: ['@sinclair/typebox'] },
   'src/config.ts': {
@@ -51,12 +54,12 @@ const FLOORS: Record<string, Floor> = {
   'src/cli.ts': { house: [...ALL, 'src/node-version.mjs'], packages: ['node:'] }
 }
 
-/** Floors whose files do not import each other, or only types of each other. */
+/** Layers whose files must not import each other, or only types of each other. */
 const APART: Record<string, 'types' | 'nothing'> = { 'src/repositories': 'types', 'src/plugins': 'nothing' }
 
 /**
- * Who reads the environment and ends the process: the command line; `serve` for what no close can wait for; a worker,
- * where `process.exit` ends only the thread.
+ * Files that may read the environment and end the process: the command line, `serve` if a close cannot wait, and a
+ * worker, where `process.exit` ends only the thread.
  */
 const PROCESS: Record<string, string[]> = {
   'process.env': ['src/cli.ts'],
@@ -66,7 +69,7 @@ const PROCESS: Record<string, string[]> = {
   ]
 }
 
-/** The files that wait in real time. Every other wait for the database stands still during a long operation. */
+/** Files that wait in real time. Every other wait for the database pauses during a long operation. */
 const REAL_TIMERS = [
   'src/db/postgres/wait-clock.ts', 'src/db/postgres/guard.ts', 'src/db/database.ts', 'src/db/embedded/lock.ts',
   'src/db/embedded/embedded.ts', 'src/db/embedded/requests.ts', 'src/db/migrate.ts', 'src/vault/jobs/background.ts', 'src/vault/jobs/round-robin.ts'
@@ -117,7 +120,7 @@ function wallBreaches (path: string, source: string): string[] {
     if (from.startsWith('.')) {
       const to = normalize(join(dirname(path), from))
       if (lies(to, floor)) {
-        // A protocol of several endpoints is one folder, whose files are one plugin.
+        // A protocol with several endpoints has a folder, whose files together are one plugin.
         const apart = [path, to].every((file) => lies(file, 'src/plugins/oauth')) ? undefined : APART[floor]
         return apart === 'nothing' || (apart === 'types' && !typeOnly) ? [`${path} imports its neighbour ${to}`] : []
       }
@@ -130,7 +133,8 @@ function wallBreaches (path: string, source: string): string[] {
   })
 }
 
-// Inside a transaction `db` is the transaction; code that uses the outer handle reads and writes outside of it.
+// Inside a transaction, `db` is the transaction. Code that uses the outer handle reads and writes outside of the
+// transaction.
 function transactionBreaches (path: string, source: string): string[] {
   const breaches: string[] = []
   walk(parse(path, source), (node) => {
@@ -192,7 +196,7 @@ t.test('imports go down only, never sideways, and each package stays on its floo
   t.strictSame(breachesOf(wallBreaches), [])
 })
 
-// The imports of each file, types included: a reader of one file of a cycle has to read the whole cycle first.
+// Cyclic imports between files, including types. A reader of one file of a cycle must first read the whole cycle.
 function circles (imports: ReadonlyMap<string, readonly string[]>): string[] {
   const found: string[] = []
   const ended = new Set<string>()
@@ -212,7 +216,7 @@ t.test('no file imports itself in a circle, not even a type', async (t) => {
   t.same(circles(new Map([['a', ['b']], ['b', ['c']], ['c', ['b']]])), ['b > c > b'])
 })
 
-/** Files in one folder at most, so that a newcomer can read the names of all of them. */
+/** The maximum number of files in one folder, so that a newcomer can read all their names. */
 const MAX_FILES = 15
 
 t.test('no folder of src has more than fifteen files', async (t) => {
@@ -221,7 +225,7 @@ t.test('no folder of src has more than fifteen files', async (t) => {
   t.strictSame([...counts].filter(([folder, count]) => folder.startsWith('src') && count > MAX_FILES), [])
 })
 
-// A process, a row or a caller is not a person: comments, names and messages name the thing.
+// These pronouns mean people. Comments, names and messages must name the process, row or caller.
 const VAGUE = /\b(?:nobody|whoever|somebody|anybody)\b/i
 
 t.test('comments, names and messages of src and schemas name the thing instead of an indefinite person', async (t) => {
@@ -232,7 +236,7 @@ t.test('comments, names and messages of src and schemas name the thing instead o
 })
 
 t.test('the folders of a layer do not import each other in a circle', async (t) => {
-  // A folder of a layer, or a file beside the folders.
+  // The unit of a file: its folder in a layer, or the file itself if it is beside the folders.
   const unitOf = (path: string) => path.split('/').slice(0, 3).join('/')
   const layerOf = (path: string) => path.split('/').slice(0, 2).join('/')
   const imports = new Map<string, string[]>()

@@ -9,7 +9,7 @@ import { PAGES, readDoc } from '../helpers/docs.ts'
 import { LONG } from '../helpers/long.ts'
 import { CLI, emptyPlace, run, scratchDirectory, startServer } from '../helpers/process.ts'
 
-// The code blocks of the pages: each is run by a test, or has a reason why no test runs it.
+// The code blocks of the pages. A test runs each of them, or the list gives the reason why no test does.
 
 const HERE = 'project/docs-blocks'
 const DOCKER = 'needs Docker; `operations/deployment` checks the files'
@@ -17,8 +17,8 @@ const CITUS = 'needs several machines; `operations/deployment` checks the files,
 const RELEASE = 'changes the repository; `npm run release:check` checks the result'
 
 /**
- * For each block of a page, in order: the test that runs it or compares it (`project/tour`), or the reason why no test
- * does (any other text).
+ * For each block of a page, in order: the test that runs or compares the block (`project/tour`). Any other text is the
+ * reason why no test runs the block.
  */
 const BLOCKS: Record<string, readonly string[]> = {
   'README.md': [
@@ -59,7 +59,7 @@ t.test('each block is run by a test that names its page, or has a reason why no 
   }
 })
 
-/** A directory with a program `npm` that runs `npm run -s cli -- COMMAND`, and `ssh` that runs its command here. */
+/** A directory with a fake `npm` that runs `npm run -s cli -- COMMAND`, and a fake `ssh` that runs its command here. */
 function workplace (t: { teardown (fn: () => unknown): void }) {
   const dir = scratchDirectory(t)
   const program = (name: string, line: string) => {
@@ -80,7 +80,7 @@ const block = (path: string, which: number) => readDoc(path).allBlocks[which]!
 
 t.test('the commands for operators run one after the other', async (t) => {
   const { dir, sh } = workplace(t)
-  // In the proofs the embedded database, because some of the commands are about its directory.
+  // The proofs use the embedded database, because some commands are about its directory.
   const empty = LONG ? {} : { ...await emptyPlace(t), MASTER_KEY: generateMasterKey().text }
   const succeeds = async (script: string, env: Record<string, string> = empty) => {
     const ended = await sh(script, env)
@@ -88,7 +88,7 @@ t.test('the commands for operators run one after the other', async (t) => {
     return ended.stdout
   }
   t.match(await succeeds(block('docs/operations/install.md', 1)), /^Organization .+ \(nimbus\)\nOwner rosa@nimbus\.example\n/)
-  // Rosa has an account already.
+  // Rosa already has an account.
   t.match(await succeeds(block('docs/operations/people.md', 0).replace('rosa@', 'omar@')), '/account/set-password/')
   mkdirSync(join(dir, 'backups'))
   t.match(await succeeds(block('docs/operations/backup.md', 0).replaceAll('/backups/', 'backups/')), /^Backed up 1 organization,/)

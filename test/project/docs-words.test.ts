@@ -22,13 +22,13 @@ import { YAML_LENGTH } from '../../src/rules/documents/yaml.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION } from '../../src/vault/operations/long-operations.ts'
 import { ELSEWHERE, PAGES, readDoc, variablesOfService } from '../helpers/docs.ts'
 
-// What the pages name: files, variables, error codes, scopes, events, limits and defaults are those of the code.
+// Files, variables, error codes, scopes, events, limits and defaults on the pages must exist in the code.
 
-// The change log and the decisions tell what was true at their time.
+// The change log and the decisions describe the state at their time.
 const pages = PAGES.filter((path) => path !== 'CHANGELOG.md' && !path.startsWith('docs/decisions/'))
   .map((path) => ({ path, text: readDoc(path).text }))
 const spansOf = (text: string) => [...text.matchAll(/`([^`\n]+)`/g)].map(([, span]) => span!)
-/** What the pages name that is none of `known`, each with its page. */
+/** Words on the pages that match the pattern and are unknown, each with its page. */
 const unknownIn = (pattern: RegExp, isKnown: (word: string, path: string) => boolean) => {
   const found = pages.flatMap(({ path, text }) => spansOf(text.replace(/^ *```.*?^ *```$/gms, '')).flatMap((span) =>
     (span.match(pattern) ?? []).filter((word) => !isKnown(word, path)).map((word) => `${path}: ${word}`)))
@@ -45,7 +45,7 @@ const code = files.filter((path) => CODE.test(path) && !path.startsWith('docs/')
 const words = new Set(code.match(/[A-Za-z_][A-Za-z0-9_]*/g))
 
 t.test('every file that a page mentions is there', async (t) => {
-  // Made by the build or by a command of the page, or served under this name.
+  // Files that the build or a command of the page creates, or names under which the service serves files.
   const made = ['dist/', 'openapi.json', 'openapi-3.0.json', 'identity.txt', 'docs/callback', '.test.ts', '.ts.txt', 'go.yaml']
   const names = new Set(files.map((path) => basename(path)))
   t.ok(files.length > 500)
@@ -62,13 +62,13 @@ t.test('every variable that a page names is one of the service, or belongs to an
   const OTHERS = [
     'CITUS_URL', 'CREDENTIALS_DIRECTORY', 'HSM_PIN', 'NODE_EXTRA_CA_CERTS', 'NODE_OPTIONS', 'POSTGRES_PASSWORD', 'STRONGROOM_PASSWORD', 'STRONGROOM_TOKEN',
     'STRONGROOM_TOKEN_FILE', 'STRONGROOM_URL', 'TEST_CYCLES', 'TEST_DATABASE_URL', 'CONSOLE_SCREENSHOTS',
-    // The service sets it for a command of a KMS; and a misspelled name, as an example.
+    // The service sets this variable for a command of a KMS. The other one is an example of a misspelled name.
     'MASTER_KEY_ID', 'DATABSE_URL'
   ]
   const found = unknownIn(
     /(?<![\w.])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b(?!\()/g, (word) => read.has(word) || OTHERS.includes(word)
   )
-  // The others are constants of the code.
+  // All other names are constants of the code.
   t.same(found.filter((line) => !new RegExp(`\\bconst ${line.split(': ')[1]}\\b`).test(code)), [])
   t.ok(read.size > 40)
 })
@@ -107,7 +107,7 @@ t.test('every scope that a page names is one, and so is every event', async (t) 
   t.same(unknownIn(isEvent, (word) => (EVENTS as readonly string[]).includes(word) || CODE.test(word)), [])
 })
 
-/** The value of a constant that its file does not export: a product of numbers. */
+/** The value of a constant that its file does not export. The value is a product of numbers. */
 function constant (file: string, name: string): number {
   const [, value = ''] = new RegExp(`\\b${name} = ([\\d_ *]+)$`, 'm').exec(readFileSync(file, 'utf8')) ?? []
   if (value === '') throw new Error(`${file} has no number ${name}`)

@@ -32,7 +32,7 @@ t.test('the defaults of that page are those of the service', async (t) => {
   let compared = 0
   for (const [names = '', defaults = ''] of variables) {
     const [values, row] = [defaults.split(', '), names.split(', ')]
-    // A default in words is no value: there is none, or it depends on another variable.
+    // A default that is text is not a value: there is no default, or it depends on another variable.
     if (values.length !== row.length || /^none$| (?:of|in) |^the /.test(defaults)) continue
     for (const [i, name] of row.entries()) {
       t.same(loadConfig({ [name]: values[i] }), unset, `${name} is ${values[i]}`)
@@ -57,7 +57,7 @@ t.test('the page of commands has every command with every option, and no other',
       return { name: /^[a-z]+(?: [a-z][a-z-]*)?/.exec(said)![0], options: optionsIn(said) }
     }))
   const byName = (a: { name: string }, b: { name: string }) => a.name < b.name ? -1 : 1
-  // `npm start` is how the page says `serve`.
+  // The page uses `npm start` instead of `serve`.
   t.same(shown.sort(byName), usage.filter(({ name }) => name !== 'serve').sort(byName))
   t.ok(usage.some(({ name }) => name === 'serve'))
 })
@@ -65,7 +65,7 @@ t.test('the page of commands has every command with every option, and no other',
 t.test('every command that a page names is one, with these options', async (t) => {
   const usage = new Map((await listCommands()).map(({ name, options }) => [name, options]))
   const nouns = new Set([...usage.keys()].filter((name) => name.includes(' ')).map((name) => name.split(' ')[0]!))
-  // A message of the log, and a list of words.
+  // Code on the page that is not a command: a log message, and a list of words.
   const others = ['`audit anchor`', '`user organization organizations plans cli`']
   let checked = 0
   const wrong = PAGES.filter((path) => !path.startsWith('docs/decisions/')).flatMap((path) =>
@@ -182,7 +182,7 @@ function filesIn (folder: string): string[] {
     .filter((path) => /\.(?:md|mjs|py|sh|sql|ts|ya?ml)$/.test(path))
 }
 
-// Each option once: a usage shows that one may be repeated by repeating it.
+// The options in a text, each once. A usage repeats an option to show that it may be repeated.
 function optionsIn (text: string): string[] {
   return [...new Set(text.match(/--[a-z-]+/g) ?? [])].sort()
 }

@@ -8,8 +8,8 @@ import { createValidator } from '../helpers/contract.ts'
 import { OPERATIONS, OTHER_OPERATIONS, OTHER_RESOURCES, prepare, publishedPaths } from '../helpers/operations.ts'
 import { authorize, issuePair, makePerson } from '../helpers/people.ts'
 
-// Every example of a request that the document has is sent to a service that has just started for the first time, as it
-// stands there but for what the service makes up itself, and the answer is compared with the documented one.
+// Sends every example request of the OpenAPI document to a new service after its first start. Replaces only the values
+// that the service generates, and compares the responses with the documented responses.
 
 interface Media { schema: object, example?: unknown }
 interface Operation {
@@ -23,10 +23,11 @@ interface Example { id: string, method: string, path: string, operation: Operati
 
 const FORM_TYPE = 'application/x-www-form-urlencoded'
 
-// A database of its own: the examples have fixed slugs, addresses and coupons.
+// This file has its own database, because the examples have fixed slugs, addresses and coupons.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
-// No example shows what background jobs do. A fast one would end the re-encryption before the example of its progress.
+// No example shows results of background jobs. A fast job would end the re-encryption before the example of its
+// progress.
 await Promise.all([service.app.billing.stop(), service.app.histories.stop()])
 
 const examples: Example[] = Object.entries(publishedPaths(service)).flatMap(([path, item]) =>
@@ -38,7 +39,7 @@ const examples: Example[] = Object.entries(publishedPaths(service)).flatMap(([pa
       : bodies.map(([type, { example }]) => ({ ...one, type, body: example as object }))
   }))
 
-/** In this order each finds what it names. */
+/** An order in which each example finds the resources that it names. */
 const ORDER = [
   'getHealth', 'getReadiness', 'getAuthorizationServer', 'getProtectedResource', 'getAccessToken', 'revokeToken',
   'sendTelemetry', 'getUser', 'listOrganizations', 'createOrganization', 'getOwnOrganization', 'getOrganization',
@@ -77,7 +78,7 @@ const first = await firstStart()
 const world = { organization: first.organization }
 const answers: Record<string, Answer['body']> = {}
 
-/** State that an example needs and no other example creates: the operator or another client makes it. */
+/** State that an example needs and that no other example creates. The operator or another client creates it. */
 const BEFORE: Record<string, () => Promise<unknown>> = {
   createSubscriptionShortPath: () => prepare(service, OPERATIONS.createSubscriptionShortPath!, world),
   refundCharge: () =>
@@ -107,7 +108,7 @@ const BEFORE: Record<string, () => Promise<unknown>> = {
   }
 }
 
-/** What the service makes up: the members of a path or a body that cannot be as in the example. */
+/** Values that the service generates: members of a path or a body that cannot be as in the example. */
 const MADE_UP: Record<string, (example: any) => Promise<object> | object> = {
   ...each(Object.keys(OTHER_OPERATIONS), () => Object.fromEntries(OTHER_RESOURCES.map(({ parameter, create }) =>
     [parameter, answers[create]?.data.id]))),
@@ -155,7 +156,8 @@ t.test('every example of a request works after a first start, and is answered as
   const { access: invitee } = await issuePair(service, rosa, ['organization:create', 'member:delete'])
   const validate = validator()
   let [run, dryRuns] = [0, 0]
-  // Operations that answer the same resource show one example of it: one of them, at least, answers just that.
+  // Operations with the same resource in the response share one example. At least one operation must return exactly
+  // this example.
   const apart = new Map<string, { name: string, found: string[] }>()
   for (const id of ORDER) {
     await BEFORE[id]?.()
@@ -173,7 +175,7 @@ t.test('every example of a request works after a first start, and is answered as
         dryRuns++
       }
       const answer = await send(example, token)
-      // The answer to a dry run is the first one, if it is another one.
+      // If the operation documents two successful responses, the first is the response to a dry run.
       const [status, { content = {} }] =
         Object.entries(responses).filter(([status]) => status.startsWith('2')).at(-1)!
       t.equal(String(answer.status), status, `${name}: ${answer.text.slice(0, 300)}`)
@@ -209,7 +211,7 @@ t.test('an answer is of another shape with a member more, one less, or one of an
   t.not(validate(schema, { data: [{ ...data[0], attributes: undefined }] }).length, 0)
 })
 
-/** What is made anew each time, by what it looks like: ids, moments, ETags, tokens, keys and what is encrypted. */
+/** Values that differ each time, recognized by their format: ids, times, ETags, tokens, keys and encrypted content. */
 const KINDS = {
   ulid: /^[0-7][0-9A-HJKMNP-TV-Z]{25}$/,
   moment: /^\d{4}-\d\d-\d\dT[\d:.]+Z$/,
@@ -221,16 +223,16 @@ const KINDS = {
   invoice: /^\w{10}-\d{6}$/
 }
 const kindOf = (text: string) => Object.entries(KINDS).find(([, pattern]) => pattern.test(text))?.[0]
-// What goes on being counted, or hangs on how fast that was.
+// Numbers that depend on earlier requests or on the speed of the machine.
 const OWN_NUMBERS =
   /\/(?:id|user_id|sequence|api_calls|api_calls\/used|attributes\/count|last_change\/version|meta\/total|meta\/to|re_encryption\/\w+|key_check_iterations)$/
-// The person chooses the scopes, the operator the seller and its texts, and tokens end with random characters.
+// The person chooses the scopes. The operator chooses the seller and its texts. Tokens end with random characters.
 const OF_OTHERS = /^\/scope$|\/seller\/|\/note$|\/token_suffix$/
 
-/** Where an answer says something else than the example: other words, or numbers, or other members. */
+/** The paths where a response differs from the example: other words, numbers or members. */
 function differences (example: unknown, answer: unknown, at = ''): string[] {
   if (Array.isArray(example) && Array.isArray(answer)) {
-    // A list may have more than the example shows of it.
+    // A list may have more elements than the example.
     return example.flatMap((one, i) => {
       const all = answer.map((other) => differences(one, other, `${at}/${i}`))
       return all.sort((a, b) => a.length - b.length)[0] ?? [`${at}/${i} is not there`]
@@ -258,7 +260,7 @@ function each<T> (ids: string[], one: T): Record<string, T> {
   return Object.fromEntries(ids.map((id) => [id, one]))
 }
 
-/** As at `npm start` on an empty database: what it prints, and who can do everything there. */
+/** Starts like `npm start` on an empty database. Returns the printed values and an owner's token. */
 async function firstStart () {
   const printed = await greet(service, service.config, 0)
   const [, organization = ''] = /Organization +(\S+)/.exec(printed)!
@@ -269,7 +271,7 @@ async function firstStart () {
   return { organization, token, id: Number(body.data[0].id), name: 'owner', email, password }
 }
 
-/** A project of the example's name whose key a client holds, with a document under its first key. */
+/** A client-managed project with the name in the example, and a document with its first key. */
 async function clientsProject () {
   const key_check = Buffer.alloc(32, 1).toString('base64')
   const o = `/api/v1/${FIRST_ORGANIZATION.slug}`

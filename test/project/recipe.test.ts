@@ -7,18 +7,18 @@ import t, { type Test } from 'tap'
 import { readDoc } from '../helpers/docs.ts'
 import { LONG } from '../helpers/long.ts'
 
-// Adds an endpoint with a noun of its own as "Add an endpoint" of CONTRIBUTING.md says: labels of a project, with a
-// table, three scopes and two events. The new files are in test/recipe/, with `.txt` behind their names.
+// Adds an endpoint with a new noun, following "Add an endpoint" of CONTRIBUTING.md. The example is labels of a project,
+// with a table, three scopes and two events. The new files are in test/recipe/, with the extension `.txt`.
 
 const COMMANDS = ['db:generate', 'openapi', 'build']
 const TESTS = ['project/architecture', 'contract/contract', 'project/examples', 'levels/labels', 'access/tenants']
-/** Not of the source. */
+/** Folders that do not belong to the source. */
 const ELSEWHERE = ['node_modules', 'dist', 'data', '.git']
 
 const NEW = readdirSync('test/recipe', { recursive: true, encoding: 'utf8' }).filter((name) => name.endsWith('.txt'))
   .map((name) => name.replace(/\.txt$/, ''))
 
-/** What is added to existing files: `text`, before or after the only line that matches. */
+/** The insertions into existing files. Inserts `text` before or after the only line that matches. */
 const INSERTIONS: Record<string, { before?: RegExp, after?: RegExp, text: string }[]> = {
   'schemas/scopes.ts': [
     {
@@ -49,7 +49,7 @@ export const labels = unauthenticated('Only shown')('labels', {
   }]
 }
 
-// Below the project: the compiler names types of packages only if they are in a folder above.
+// The folder must be below the project, because the compiler resolves the types of packages only from a folder above.
 const tree = mkdtempSync(join('dist', 'recipe-'))
 t.teardown(() => { rmSync(tree, { recursive: true, force: true }) })
 
@@ -64,11 +64,11 @@ function insert (file: string, { before, after, text }: { before?: RegExp, after
   writeFileSync(path, lines.toSpliced(found[0]! + (before === undefined ? 1 : 0), 0, text).join('\n'))
 }
 
-// Without what a run of the tests sets for its own processes.
+// Removes the variables that a test run sets for its own processes.
 const { NODE_OPTIONS: _, TEST_STATEMENTS: __, TEST_DATABASE_URL: ___, ...env } = process.env
 const ENV = { ...env, TEST_RECIPE: 'true' }
 
-/** Runs a program in the tree, and fails with the end of its output. */
+/** Runs a program in the tree. If the program fails, the error contains the end of its output. */
 async function succeeds (t: Test, program: string, ...args: string[]) {
   const { code, stdout, stderr } = await promisify(execFile)(program, args, { cwd: tree, env: ENV, maxBuffer: 2 ** 26 })
     .then((ended) => ({ ...ended, code: 0 }), (error: { code: unknown, stdout: string, stderr: string }) => error)
@@ -85,7 +85,7 @@ t.test('a new endpoint touches at most eight files, and CONTRIBUTING lists exact
   for (const command of COMMANDS) t.match(section, `npm run ${command}`)
 })
 
-// Takes two minutes: only in the long form.
+// Takes two minutes, so it runs only in the long form.
 t.test('it then builds, and the tests over all routes and tables hold for it', {
   skip: !LONG && 'npm run test:proofs -- project/recipe builds and tests it'
 }, async (t) => {
@@ -93,7 +93,7 @@ t.test('it then builds, and the tests over all routes and tables hold for it', {
     cpSync(name, join(tree, name), { recursive: true })
   }
   symlinkSync(resolve('node_modules'), join(tree, 'node_modules'))
-  // With the output of the last build, the compiler checks only what the recipe changes.
+  // Copies the output of the last build, so that the compiler checks only the changes of the recipe.
   for (const name of readdirSync('dist').filter((name) => !/^(?:recipe|generated)-/.test(name))) {
     cpSync(join('dist', name), join(tree, 'dist', name), { recursive: true, preserveTimestamps: true })
   }

@@ -15,7 +15,7 @@ import { readDoc } from '../helpers/docs.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { run, scratchDirectory, type Ended } from '../helpers/process.ts'
 
-// Every block of the page, as it is but for the addresses and folders that a test can have.
+// Runs every code block of the page unchanged, except for the addresses and folders.
 const page = readDoc('docs/recipes.md')
 const taken = new Set<string>()
 function block (heading: string, language: string, which = 0) {
@@ -24,7 +24,7 @@ function block (heading: string, language: string, which = 0) {
   return text
 }
 
-// A database of its own: the recipes have fixed slugs.
+// This file has its own database, because the recipes have fixed slugs.
 const service = await startIsolatedApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const owner = await service.organization({ slug: 'nimbus' })
@@ -61,20 +61,20 @@ const VALUES: Record<string, string> = {
 const ALL = { ...VALUES, 'my.name': 'no variable', RANDOM: 'evaluated by shells' }
 const LEFT_OUT = 'Left out, because a shell cannot set them: RANDOM, my.name\n'
 
-// What stands for the machine of the page: a program that shows its arguments and its environment, the script beside
-// it, and whatever else a recipe has in a folder.
+// Simulates the machine of the page. It has the script, a program that prints its arguments and its environment, and
+// the other files that the recipes use.
 const machine = scratchDirectory(t)
 const at = (...names: string[]) => join(machine, ...names)
 for (const name of ['bin', 'bash', 'etc', 'run', 'home/.config/strongroom']) mkdirSync(at(name), { recursive: true })
 const withSecrets = readFileSync('examples/with-secrets.sh', 'utf8')
 writeFileSync(at('bin', 'with-secrets'), withSecrets)
-// Where `/bin/sh` is bash, the script runs in bash.
+// Some systems use bash as `/bin/sh`, so the recipes also run the script in bash.
 writeFileSync(at('bash', 'with-secrets'), withSecrets.replace('#!/bin/sh\n', '#!/usr/bin/env bash\n'))
 writeFileSync(at('bin', 'server'), '#!/bin/sh\nprintf "%s\\0" "$*"\nexec env -0\n')
 for (const name of ['bin/with-secrets', 'bash/with-secrets', 'bin/server']) chmodSync(at(name), 0o755)
 writeFileSync(at('.env'), DOCUMENT)
 
-/** Where a recipe runs: the shell with its arguments, the folder, the service or a proxy before it. */
+/** Where a recipe runs: the shell with its arguments, the folder, and the URL of the service or of a proxy. */
 interface Place { shell: readonly string[], folder: string, url: string }
 const DASH = ['dash', '-euc']
 const BASH = ['bash', '--noprofile', '--norc', '-euc']
@@ -99,7 +99,7 @@ const environment = (more: Record<string, string> = {}, place = HERE) =>
   ({ PATH: `${binOf(place)}:${at('bin')}:${process.env.PATH}`, HOME: at('home'), ...more })
 const sh = (script: string, env: Record<string, string> = {}, place = HERE) =>
   run(place.shell[0]!, [...place.shell.slice(1), `cd ${place.folder}\n${here(script, place)}`], environment(env, place))
-/** The program in the place of the application has its arguments and every value; its environment. */
+/** Asserts that the application got its arguments and every value. Returns its environment. */
 function hasAll (t: Test, { code, stdout, stderr }: Ended, args = '--port 8000', said = LEFT_OUT) {
   t.same([code, withoutFaults(stderr)], [0, said])
   const [given, ...variables] = stdout.split('\0').slice(0, -1)
@@ -109,14 +109,17 @@ function hasAll (t: Test, { code, stdout, stderr }: Ended, args = '--port 8000',
   return env
 }
 
-// What curl says about a failed attempt, and jq about a page of a proxy.
+// Removes the messages of curl about a failed attempt, and those of jq about a page of a proxy.
 const withoutFaults = (stderr: string) => stderr.replace(/^(?:curl: |parse error: |jq: error |Warning: ).*\n/gm, '')
 
-// Whatever asks the service does so while its process waits for the answer: what is on command lines then.
+// Records all command lines during each request, while the client process waits for the response.
 const commandLines: string[] = []
 service.app.server.prependListener('request', () => { commandLines.push(allCommandLines()) })
 
-/** The command lines of all processes, on Linux from the kernel: a `ps` for each request takes most of the time. */
+/**
+ * The command lines of all processes. On Linux, reads them from the kernel, because a `ps` for each request would take
+ * most of the time.
+ */
 function allCommandLines (): string {
   if (!existsSync('/proc/self/cmdline')) return execFileSync('ps', ['-Awwo', 'args=']).toString()
   return readdirSync('/proc').filter((name) => /^\d/.test(name)).map((pid) => {
@@ -135,7 +138,7 @@ async function store (project: string, values: object, level: object = { target:
   equal(status, 200)
 }
 
-// Made by the page's own recipe, for all that follow.
+// The recipe of the page creates this token; all later tests use it.
 let token = ''
 
 t.test('a recipe makes the narrowest token that the others need', { skip }, async (t) => {
@@ -226,11 +229,11 @@ t.test(`a rollout of ${PODS} pods beyond the rate limit: each reads its secrets 
   limited.app.server.on('request', (_request, response: ServerResponse) => {
     response.once('finish', () => statuses.set(response.statusCode, (statuses.get(response.statusCode) ?? 0) + 1))
   })
-  // Uses up the window, which then ends soon.
+  // Uses up the rate limit; its window then ends soon.
   while ((await caller.call('GET', `/${caller.organization}/orbit`)).status !== 429);
   Date.now = () => now() + 45_000
   const script = block('A process', 'sh').replace(/ server .*/, '').replace('https://strongroom.example', url)
-  // Half of them with the script, half with the init container.
+  // Half of the pods use the script, the other half the init container.
   const ended = await Promise.all(Array.from({ length: PODS }, async (_, i) => {
     if (i % 2 === 0) return (await sh(script, { STRONGROOM_TOKEN: caller.token })).stdout
     const folder = scratchDirectory(t)
@@ -537,15 +540,15 @@ for (const shell of SHELLS) {
     await store('docker', held)
     const names = Object.keys(FAULTS)
     // The recipes that run with-secrets differ only in how they start it. The diagnosis of the External Secrets
-    // Operator shows any JSON.
+    // Operator prints any JSON.
     const runs = Object.entries(SURVIVES).flatMap(([name, survives], i) => Object.entries(FAULTS)
       .filter(([fault]) => !['systemd', 'Docker', 'direnv'].includes(name) || fault === 'HTML of status 200')
       .filter(([fault]) => name !== 'External Secrets Operator' || fault !== 'JSON of status 200')
       .filter(([fault]) => shell === DASH || ['HTML of status 200', 'text of status 503', 'nothing'].includes(fault))
-      // Without LONG each recipe meets one fault, and each fault one recipe.
+      // Without LONG, each recipe has one fault, and each fault has one recipe.
       .filter(([fault], _, all) => LONG || all.length === 1 || names.indexOf(fault) === i % names.length)
       .map(([fault, fails]) => ({ name: `${name}: ${fault}`, survives, fails })))
-    // Most of them wait.
+    // The tests mostly wait, so many can run at once.
     t.jobs = 24
     for (const { name, survives, fails } of runs) {
       t.test(name, async (t) => {
@@ -667,7 +670,7 @@ t.test('with-secrets keeps long values, names what a shell cannot set, and refus
     t.equal(code, 0)
     t.ok(stdout === `${long}\n`)
     t.equal(stderr, 'Left out, because a shell cannot set them: BASH_ENV, C\\u001b[1m\\n, NUL, PS4, RANDOM, SECONDS, UID, a b\n')
-    // A smaller stack lets the kernel pass less in total.
+    // With a smaller stack, the kernel accepts fewer bytes for arguments and environment.
     for (const [values, limit, said] of [
       [{ A: 'x', LARGE: 'x'.repeat(131_072 - 'LARGE='.length) }, '', 'LARGE 131066, A 1'],
       [
@@ -711,7 +714,7 @@ for (const shell of SHELLS) {
         await once(silent, 'request')
         t.not(readdirSync(TMPDIR).length, 0, 'there are files')
         child.kill(signal)
-        // A shell runs its trap when curl has ended.
+        // A shell runs its trap only after curl has ended.
         silent.closeAllConnections()
         t.equal((await ended)[0], signals[signal], `${name}: ${signal}`)
         t.same([readdirSync(TMPDIR), readdirSync(place.folder)], [[], ['.env']])
@@ -828,7 +831,7 @@ for (const shell of SHELLS) {
   t.test(`in ${shell[0]}, with-secrets does not use variables of the caller, and passes them on`, { skip }, async (t) => {
     const place = { ...HERE, shell }
     const folder = scratchDirectory(t)
-    // What the environment of curl and of jq is.
+    // Wrappers that record the environments of curl and jq.
     for (const name of ['curl', 'jq']) {
       const { stdout } = await run('sh', ['-c', `command -v ${name}`])
       writeFileSync(join(folder, name), `#!/bin/sh\nenv >>${folder}/environment\nexec ${stdout.trim()} "$@"\n`)
@@ -881,7 +884,7 @@ for (const shell of SHELLS) {
 t.test('no recipe has a token or a value on a command line', { skip }, async (t) => {
   t.ok(commandLines.length > 15)
   t.ok(commandLines.every((lines) => lines.includes('curl -sS')), 'curl is seen while it waits')
-  // Those of other programs of the machine are in there too: what is the recipes' own cannot be anywhere.
+  // The command lines include those of other programs on the machine. No line may contain a secret of the recipes.
   for (const secret of [owner.token, token, VALUES.QUOTES!, VALUES.DOLLAR!]) {
     t.notOk(commandLines.some((lines) => lines.includes(secret)))
   }
@@ -914,7 +917,7 @@ async function startService (place = HERE): Promise<Ended> {
   return run(place.shell[0]!, args, environment(env, place))
 }
 
-/** Renders the template of the page with a token as `kubectl` does. */
+/** Renders the template of the page with a token, like `kubectl`. */
 function installKubectl (token: string) {
   const [, , template] = /kubectl get secret (\S+) -o 'go-template=(.+?)'/.exec(block('External Secrets Operator', 'sh'))!
   writeFileSync(at('etc', 'header'), template!.replace(/\{\{.*\}\}/, token))
@@ -930,7 +933,7 @@ async function initContainer (token: string, place = HERE): Promise<Ended> {
   return sh(init.command[2], env, place)
 }
 
-/** Runs the step of the page as the runner does; what it leaves in the file for the steps after it. */
+/** Runs the step of the page like the runner. Returns the variables file for the later steps. */
 async function github (token: string, changed = (script: string) => script, place = HERE) {
   const [step] = parse(block('GitHub Actions', 'yaml'))
   const file = join(place.folder, 'github-env')
@@ -941,7 +944,7 @@ async function github (token: string, changed = (script: string) => script, plac
   return { ended, file: readFileSync(file, 'utf8') }
 }
 
-/** What the runner hides in the log: it reads these commands from standard output. */
+/** The values that the runner hides in the log. The runner reads these commands from standard output. */
 const masksIn = ({ stdout }: Ended) => stdout.trimEnd().split('\n').map((line) =>
   /^::add-mask::(.+)$/.exec(line)?.[1]?.replaceAll('%0A', '\n').replaceAll('%0D', '\r').replaceAll('%25', '%'))
 

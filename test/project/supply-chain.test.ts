@@ -5,14 +5,14 @@ import { tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 import t from 'tap'
 
-// The packages that the service ships: their licences, and what runs when they are installed.
+// The packages that the service ships: their licences, and the scripts that run during their installation.
 
 interface Package {
   version: string
   license: string
   dev?: true
   hasInstallScript?: true
-  /** The address of a package that does not come from the configured registry. */
+  /** The URL of a package that does not come from the configured registry. */
   resolved?: string
   integrity?: string
 }
@@ -59,7 +59,7 @@ t.test('no production package has an install script, and each comes from the reg
   t.same(production.filter(([, { hasInstallScript }]) => hasInstallScript).map(([path]) => path), [])
   t.same(production.filter(([, { resolved, integrity = '' }]) =>
     resolved !== undefined || !integrity.startsWith('sha512-')).map(([path]) => path), [])
-  // The lock file lists install scripts at all.
+  // The lock file must list install scripts, so that the check is meaningful.
   t.ok(Object.values(lock).some(({ hasInstallScript }) => hasInstallScript))
 })
 

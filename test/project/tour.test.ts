@@ -33,7 +33,7 @@ t.test('the tour goes through on the database of the run', async (t) => {
   await tour(t, await placeFor(t))
 })
 
-// The test of the first start in `operations/cli` runs it too.
+// The test of the first start in `operations/cli` also runs the tour.
 t.test('the tour goes through on the embedded database', IN_PROOFS, async (t) => {
   await tour(t, await placeFor(t, 'embedded'))
 })
@@ -44,7 +44,7 @@ t.test('the examples of the README, the pages of encryption and access, and the 
   const examples = ['README.md', 'docs/encryption.md', 'docs/tour.md', 'docs/access.md']
     .map((path) => readDoc(path).blocks('sh'))
   t.notOk(examples.some((blocks) => blocks.length === 0))
-  // The first block has the two commands, which this process stands for.
+  // Leaves out the first block, because this process replaces its two commands.
   const script = examples.flat().slice(1).join('').replace(
     'URL=http://127.0.0.1:8080 TOKEN=dotenv_… ORG=01…', `URL=${server.address} TOKEN=${token} ORG=${organization}`
   )

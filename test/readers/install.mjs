@@ -1,5 +1,5 @@
-// `npm run readers`: installs readers of `.env` files that are no npm packages into dist/readers/, for
-// test/own/{env-readers,exports}.test.ts. A reader whose language is not installed is left out, with a message.
+// `npm run readers`: installs readers of `.env` files that are not npm packages into dist/readers/, for
+// test/documents/{env-readers,exports}.test.ts. Skips a reader whose language is not installed, with a message.
 import { spawnSync } from 'node:child_process'
 import { mkdirSync } from 'node:fs'
 import { resolve } from 'node:path'

@@ -1,23 +1,25 @@
 import { PEM_WITH_CR } from './values.ts'
 
-// Values that no form holds for all readers. A list changes only with the forms, or with a new version of a reader.
+// Values that not all readers read correctly in any form. A list changes only if the forms change, or with a new
+// version of a reader.
 
-/** The values that these readers read otherwise than they were set. */
+/** Values that these readers read wrongly. */
 interface Misread { readers: readonly string[], values: readonly string[] }
 
-// Both quotes, and a character that only a quoted value can have.
+// Values with both quotes, and with a character that requires quotes.
 const BOTH_QUOTES = [
   '\'"', '"\'', '"it\'s"', '\'a" b', '\'"`', ' \'"', '\'" ', ' \'"` ', 'it\'s "x" #1', 'it\'s "x" $HOME', 'it\'s "x"; y',
   'it\'s "x" (y)', '\'"\nb', '{\n  "a": "it\'s"\n}', '{"k": "it\'s\\n"}', '{"k": "it\'s #1"}'
 ]
-// Double quotes beside a CR, which only an escape in double quotes can hold.
+// Values with double quotes and a CR. A CR requires an escape in double quotes.
 const QUOTE_AND_CR = ['say "x"\r\nb']
-// A single quote or a CR, so that the value is in double quotes, in which these readers expand `$` and backslashes.
+// Values with a single quote or a CR are written in double quotes. These readers expand `$` and backslashes there.
 const EXPANDED_BY_ALL = ["it's ${HOME}", "it's \\", "it's \\n", "it's\n\\n", "it's\na\\"] // eslint-disable-line no-template-curly-in-string
 const EXPANDED_BUT_BY_PYTHON = ["it's $HOME", "'$AFTER'", "it's $AFTER", "it's\n$HOME", '$HOME\r']
-// python-dotenv expands these also in single quotes.
+// python-dotenv also expands these values in single quotes.
 const EXPANDED_BY_PYTHON = ['${HOME}', '${HOME:-x}', 'a\\\\b', 'a\\\\nb'] // eslint-disable-line no-template-curly-in-string
-// A backslash before the closing quote, or an escape in double quotes that only dotenv and a shell keep.
+// Values with a backslash before the closing quote, or with an escape that only dotenv and a shell keep in double
+// quotes.
 const BACKSLASH_AT_END = ['\\', 'a\\', 'C:\\new\\temp\\', "it's \\t", '"x" \\', 'a\n\\']
 const BACKSLASHES = ['\\\\', 'a\\\\', "a\\'b", "\\'"]
 
@@ -32,7 +34,7 @@ export const MISREAD: { lf: Misread[], crlf: Misread[] } = {
     { readers: ['python-dotenv', 'godotenv'], values: BACKSLASHES },
     { readers: ['python-dotenv'], values: EXPANDED_BY_PYTHON },
     { readers: ['godotenv'], values: ["it's \\x"] },
-    // Both quotes without quotes, expansions, and CR.
+    // Values with both quotes (written without quotes), with expansions, or with a CR.
     {
       readers: ['sh'],
       values: [
@@ -50,7 +52,7 @@ export const MISREAD: { lf: Misread[], crlf: Misread[] } = {
     { readers: ['python-dotenv', 'godotenv'], values: BACKSLASHES },
     { readers: ['python-dotenv'], values: EXPANDED_BY_PYTHON },
     { readers: ['godotenv'], values: ["it's \\x"] },
-    // Compose reads the CR of a value of several lines, which has double quotes or is expanded in them.
+    // Compose reads the CR of a multi-line value wrongly if the value has double quotes or expansions.
     {
       readers: ['compose'],
       values: ['say "x"\nb', 'x"y\n', '{\n  "a": 1\n}', 'a\n$HOME', 'a\\nb\nc', 'a\\\nb', 'a\\tb\nc']

@@ -7,7 +7,7 @@ import { parse } from 'dotenv'
 /** The names and values that a reader finds in a document; null if it refuses the document. */
 export type Reading = Record<string, string> | null
 
-/** Reads many documents with a program, because a process for each document would take minutes. */
+/** Reads many documents with one program, because a process for each document would take minutes. */
 export interface Readers {
   names: readonly string[]
   /** Why the program cannot run here. */
@@ -32,8 +32,8 @@ const readJson = (command: string, args: readonly string[], env: NodeJS.ProcessE
     JSON.parse(run(command, args, JSON.stringify(documents), env).toString()) as Record<string, Reading[]>
 
 /**
- * Lets a shell source each document in a shell of its own, without other variables and programs. Prints each value that
- * is set after `v`, and `e` after each document.
+ * Sources each document in a separate shell, without other variables and programs. Prints each value that is set after
+ * `v`, and `e` after each document.
  */
 function source (documents: readonly string[], names: readonly string[]): Reading[] {
   const folder = mkdtempSync(join(tmpdir(), 'env-readers-'))

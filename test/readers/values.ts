@@ -1,9 +1,9 @@
 const PEM = '-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC+/=\n-----END PRIVATE KEY-----'
-/** A key with the line ends of Windows. */
+/** A key with Windows line endings. */
 export const PEM_WITH_CR = `${PEM.replaceAll('\n', '\r\n')}\r\n`
 const ENDS = ['', ' ', '\n']
 
-/** Values that some readers read wrongly in some forms. */
+/** Values that some readers read wrongly in some forms of a document. */
 export const VALUES: readonly string[] = [...new Set([
   '', '1', 'true', 'null', 'a.b-c_d', 'user@host', '%41+x', 'https://u:p@h:5432/db?x=1', '/usr/bin:/bin', '~/x', '~',
   '=', '==', 'a=b=c', '-', '*', '?', '!x', 'a!b', '^', '[a]', 'a,b', 'é', '😀', 'пароль', '\u00a0x', 'a\u00a0b',

@@ -2,7 +2,7 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { gunzipSync } from 'node:zlib'
 import { base32 } from 'oslo/encoding'
 
-// What is known of the database of a release that test/releases/ keeps.
+// Known data in the databases of releases in test/releases/.
 
 /** The key, credentials and documents of a kept database. */
 export interface Contents {
@@ -10,11 +10,11 @@ export interface Contents {
   organization: string
   /** An API token with all scopes. */
   token: string
-  /** An API token that was rotated, and reads only the project `atlas`. */
+  /** An API token that was rotated, and that can read only the project `atlas`. */
   ci_token: string
-  /** The owner. `second_factor` is the TOTP secret in base32. */
+  /** The owner of the organization. `second_factor` is the TOTP secret in base32. */
   person: { email: string, password: string, second_factor: string }
-  /** Paths below the organization, and the documents of the levels that each returns. */
+  /** Paths below the organization, and the documents that each returns. */
   documents: Record<string, string[]>
   /** A former version, and what the path returns after its restore. */
   former_version: { id: number, path: string, documents: string[] }
@@ -22,7 +22,7 @@ export interface Contents {
 
 const FOLDER = 'test/releases'
 
-/** The releases of which a database is kept, oldest first. */
+/** The releases with a kept database, oldest first. */
 export const keptReleases = (): string[] => readdirSync(FOLDER).flatMap((name) =>
   /^(\d+\.\d+\.\d+)\.sql\.gz$/.exec(name)?.[1] ?? [])
   .sort((a, b) => a.localeCompare(b, 'en', { numeric: true }))

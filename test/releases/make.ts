@@ -13,12 +13,13 @@ import { client, times, type Send } from '../helpers/traffic.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 import { portable, readTotpSecret, type Contents } from './contents.ts'
 
-// `npm run release:database`: makes the database of a release with at least one row in each table, by requests and
-// commands of the service, and writes its dump and its contents to test/releases/. `database/releases` upgrades it.
+// `npm run release:database`: creates the database of a release with at least one row in each table, by requests and
+// commands of the service. Writes its dump and its contents to test/releases/. `database/releases` upgrades this
+// database.
 
 const MASTER_KEY = `k1:${Buffer.alloc(32, 'key of the tests of releases').toString('base64')}`
 const PASSWORD = 'correct horse battery'
-/** The tokens that `user disable` deletes itself. It leaves further ones to a background job. */
+/** The number of tokens that `user disable` deletes itself. A background job deletes the others. */
 const TOKENS_AT_ONCE = 1_000
 
 const ended: (() => unknown)[] = []
@@ -133,12 +134,12 @@ async function make () {
   const forgetful = visitor(address)
   await forgetful.send(formIn(await forgetful.open('/account/forgot-password')), { email: noor.email })
 
-  // Applications: a redeemed code, one that was not redeemed, and a request that waits for a decision.
+  // The application codes: a redeemed code, a code that was not redeemed, and a request that waits for a decision.
   const granted = await tokensFor(address, kim, { scope: 'api-token:create secret:read' })
   const { browser: allowed } = await authorize(address, noor)
   await allowed.open(authorizationUrl(pkce().challenge, { scope: 'secret:read', prompt: 'consent' }))
 
-  // Billing of an organization of its own.
+  // Billing of a separate organization.
   await run('coupon', 'add', '--code', 'WELCOME', '--percent', '10')
   await run('organization', 'add', '--name', 'Stratus', '--owner', rosa.email)
   const addToken = async (of: string) => {
@@ -161,8 +162,8 @@ async function make () {
 
   await run('backup', join(scratchDirectory(t), 'backup'))
 
-  // Work lists of background jobs. Rows that another session has locked keep the jobs from emptying the lists: the
-  // project of a deleted organization, and the counter of the organization of a person who signs in.
+  // Work lists of background jobs. Another session locks rows so that the jobs cannot empty the lists. The locked rows
+  // are the project of a deleted organization, and the counter of the organization of a person who signs in.
   await run('organization', 'add', '--name', 'Cirrus', '--owner', rosa.email)
   const ofCirrus = sender({ organization: 'cirrus', token: await addToken('cirrus') })
   await ofCirrus('POST', '/projects', { name: 'Left behind' })

@@ -13,7 +13,7 @@ const members = ({ body }: Answer) => Object.keys(body.errors ?? {})
 const count = ({ body }: Answer) => Object.values<string[]>(body.errors).flat().length
 const SECRET = 'hunter2-Zq8vT3'
 
-/** The answer is 422, its message has the first member, and `errors` has exactly the members. */
+/** Asserts status 422, exactly these members in `errors`, and the first member in the message. */
 function names (t: Test, answer: Answer, expected: string[], what: string, error = 'validation_failed') {
   t.match([answer.status, answer.body.error], [422, error], `${what}: ${answer.text}`)
   t.strictSame(members(answer).sort(), [...expected].sort(), what)
@@ -165,7 +165,7 @@ t.test('an error names at most 20 faults, of whichever parts', async (t) => {
   const unset = Array.from({ length: 500 }, (_, i) => `N${i}`)
   const both = await owner.call('PATCH', own('/orbit/secrets'), { set: Object.fromEntries(unset.map((name) => [name, '1'])), unset })
   t.strictSame([both.status, members(both).length], [422, 20])
-  // Far more members than the schema allows never reach the validation.
+  // A body with far more members than the schema allows never reaches the validation.
   const hostile = await service.inject({
     method: 'POST',
     url: `/api/v1${keys}?x=1`,

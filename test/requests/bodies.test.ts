@@ -18,7 +18,7 @@ async function * inChunks (bytes: Buffer, size: number): AsyncGenerator<Buffer> 
   for (let at = 0; at < bytes.length; at += size) yield bytes.subarray(at, at + size)
 }
 
-/** What became of a text: its value, or the code of the refusal. */
+/** The value of a text, or the error code of its refusal. */
 async function outcome (read: () => unknown): Promise<unknown> {
   try {
     return await read()
@@ -79,7 +79,7 @@ t.test('what a large body says is what JSON.parse says of it, however it is cut'
     }
     for (const read of bothWays(sent, 1 + Math.floor(random() * 20))) {
       const found = await outcome(read)
-      // A damaged one may have a name twice, which JSON.parse lets pass.
+      // A damaged body may have the same name twice, which JSON.parse accepts.
       if (JSON.stringify(found) !== JSON.stringify(expected) && !(n % 2 === 1 && found === 'malformed_json')) {
         t.fail(`${sent}: ${JSON.stringify(found)}`)
       }
@@ -117,7 +117,7 @@ t.test('malformed JSON has the position of its first error, also in a body that 
 })
 
 t.test('names with escape sequences are read as written, whatever was read before', async (t) => {
-  // JSON.parse of Node.js 24 and 26 reads some of these names as names of the texts before.
+  // JSON.parse of Node.js 24 and 26 confuses some of these names with names of earlier texts.
   const names = ['\\\\', '\\"', '\\u00e9', '\\n', '\\/', '\\u0061b', '\\\\\\"', 'a\\t', '\\u0000', '__proto__', '\\u005f_proto__x']
   for (const name of names) parseJson(`{"${name}":0}`)
   for (const name of names) {
@@ -256,7 +256,8 @@ t.test('no published operation parses a body of many members, and each bounds it
       for (const socket of dropped) socket.destroy()
       await settled(port, caller, path, 422)
     }
-    // A body that has arrived in full is processed, also for a client that is gone; its place is free afterwards.
+    // The service processes a body that has arrived completely, even if its client is gone. Then its slot is free
+    // again.
     const wrong = Buffer.from(String(body).replace(/"key_check":"[^"]*"/, '"key_check":""'))
     for (let n = 0; n < 6; n++) {
       const socket = upload(port, path, caller, wrong.length)
@@ -295,7 +296,7 @@ t.test('no published operation parses a body of many members, and each bounds it
   })
 })
 
-/** A rotation that is good, of documents that make its body a large one; the path and what to send. */
+/** A valid rotation with a large body. Returns the path and the body. */
 async function rotationOf (caller: Caller): Promise<{ path: string, body: Buffer }> {
   const [old, fresh] = [await clientKey('first key of two'), await clientKey('second key of two')]
   const at = await makeLevel(caller, { name: 'Large', ...old.registration })
@@ -315,8 +316,8 @@ async function rotationOf (caller: Caller): Promise<{ path: string, body: Buffer
 }
 
 /**
- * Starts two uploads of the caller that hold all places of one organization. The check whether they do takes a place
- * for a moment, so that one of the two uploads may be refused: it is started again.
+ * Starts two uploads of the caller that occupy all slots of an organization. The check for free slots takes a slot for
+ * a moment, so the service may refuse one of the two uploads. Then the test starts this upload again.
  */
 async function takePlaces (port: number, path: string, caller: Caller, begun = '') {
   const begin = () => {
@@ -333,7 +334,7 @@ async function takePlaces (port: number, path: string, caller: Caller, begun = '
   return held.map(({ socket }) => socket)
 }
 
-/** Asks, in chunks so that it counts as large, until the answer is the one that is waited for. */
+/** Repeats a chunked request, which counts as large, until the response has the expected status. */
 async function settled (port: number, caller: Caller, url: string, status: number, again = () => {}) {
   for (let asked = 0; asked < 2_000; asked++) {
     const answer = await send(port, url, caller, undefined)
@@ -347,7 +348,7 @@ async function settled (port: number, caller: Caller, url: string, status: numbe
 const head = (path: string, { token }: Caller) =>
   `POST ${path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${token}\r\nContent-Type: application/json\r\nConnection: close\r\n`
 
-/** Begins a body and leaves it. */
+/** Sends the head of a request, and not its body. */
 function upload (port: number, path: string, caller: Caller, length: number) {
   const socket = connect(port, '127.0.0.1')
   socket.on('error', () => {})

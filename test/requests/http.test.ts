@@ -22,7 +22,7 @@ let caller: Caller
 const level = { project: 'orbit', target: 'backend', environment: 'live' }
 
 t.before(async () => {
-  // A database of its own: renames a table.
+  // This test has its own database, because it renames a table.
   service = await startIsolatedApp(
     { teardown: (fn) => t.teardown(fn) }, { PUBLIC_URL: 'https://secrets.example.com', TRUST_PROXY: '10.0.0.0/8' }
   )
@@ -31,7 +31,10 @@ t.before(async () => {
   await caller.call('POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: 'HELLO=world\n' })
 })
 
-/** The one shape of every error: a code of the catalogue under its status, in words that tell nothing of the inside. */
+/**
+ * Asserts the common form of all errors: an error code that belongs to the status, and a message without internal
+ * details.
+ */
 function isError (test: Test, answer: Answer, code: ErrorCode, name: string = code) {
   test.equal(answer.status, ERRORS[code].status, `${name}: status`)
   test.match(answer.body, { error: code, message: messageOf(code, answer.body.details) }, `${name}: body`)
@@ -394,7 +397,7 @@ t.test('RL-18 NUL characters and lone surrogates are 422 in every string of ever
     const example = (operation as any).requestBody?.content['application/json']?.example ??
       (operation as any).requestBody?.content['application/json']?.schema?.examples?.[0]
     const schema = componentOf((operation as any).requestBody?.content['application/json']?.schema)
-    // The OAuth endpoints answer in the words of RFC 6749 (OA-35).
+    // The OAuth endpoints use the error format of RFC 6749 (OA-35).
     return schema === undefined || path.startsWith('/api/oauth/')
       ? []
       : [{ method: method.toUpperCase(), path, example: example ?? {}, schema }]
@@ -923,7 +926,7 @@ t.test('over a real socket', async (t) => {
       'third-in-line', 'while-answered', 'no-chunk', 'no-path'
     ]
     const linesOf = (id: string) => logs.map(lineOf).filter(({ reqId, msg }) => reqId === id && msg === 'request')
-    // What is worked on when its client goes ends when that is done.
+    // If a client disconnects, its running request still ends. Waits for the log lines of all requests.
     while (ids.some((id) => linesOf(id).length === 0)) {
       await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
     }
@@ -974,7 +977,7 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
   for (let i = 0; i < (LONG ? 25 : 3) * operations.length; i++) {
     const operation = operations[i % operations.length]!
     const row = OPERATIONS[operation.id]!
-    // What takes something away that others act on does so seldom, once it has.
+    // Operations that delete test data of other operations run rarely after their first success.
     const destructive = /^(?:delete|remove(?!Coupon)|rotateClient)/.test(operation.id)
     const params = row.client ? { ...ids, project: ids.client! } : ids
     const path = operation.path.replace(/{(\w+)}/g, (_, name: string) =>
@@ -1012,7 +1015,7 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
     const { status, body } = answer
     const statuses = seen.get(operation.id) ?? new Set()
     seen.set(operation.id, statuses.add(status))
-    // A step up is taken before anything is sent: then it is another path, which may not have the method.
+    // `inject` resolves `..` before it sends a request, so the path can be another one without this method.
     if (status === 405 && path.includes('..')) continue
     if (!operation.answers.has(status)) t.fail(`${status} is not documented: ${request}\n${answer.text}`)
     else if (status >= 400) {
@@ -1075,7 +1078,7 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
   }
 })
 
-// None of these is a word that a static route uses in a parameter's place: that would be another operation.
+// No static route has one of these words in the place of a parameter, because the path would then be another operation.
 const WORDS = [
   'nope', 'ORBIT', '0', '-1', '1', '9007199254740993', '1e3', 'null', 'ä', '🚀', '%', "'; DROP TABLE projects; --",
   '..', '../..', 'a b', 'a\0b', '\n', 'x'.repeat(100), 'x'.repeat(128), 'x'.repeat(129), '__proto__', 'constructor',
@@ -1121,9 +1124,9 @@ interface Operation {
   answers: Map<number, Set<string>>
 }
 
-/** What the published document says of each operation: its query, its body, and the error codes under each status. */
+/** The query, the body, and the error codes for each status of each operation in the OpenAPI document. */
 function publishedOperations (): Operation[] {
-  // The OAuth endpoints speak another language, with tests of their own.
+  // The OAuth endpoints have other formats, and their own tests.
   return Object.entries(publishedPaths(service)).filter(
     ([path]) => !path.startsWith('/api/oauth/')
   ).flatMap(([path, item]) => Object.entries(item).map(([method, operation]): Operation => ({

@@ -15,15 +15,15 @@ import { authorizationUrl, CALLBACK, makePerson, pkce, post as postOAuth } from 
 import { startReceiver } from '../helpers/receiver.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
-// Of keys that are put into the database beside the service.
+// A storage key of rows that the test inserts with SQL.
 const storageKey = secretKey(random(32))
 
-// RL-40 in small: what must never be seen goes through every flow, refusals included, and then everything that was
-// logged, refused, audited or stored is searched for it. It may be in the answer that it belongs to, and nowhere else.
+// A small form of RL-40. Secret values pass through every flow, including refusals. Then the test searches all logs,
+// refusals, audit events and tables for them. Only the response that returns a value may contain it.
 
 const METRICS_TOKEN = random(24).toString('hex')
 const receiver = await startReceiver(t)
-// A database of its own: searches all tables.
+// This file has its own database, because it searches all tables.
 const test = await startIsolatedApp(t, {
   LOG_LEVEL: 'trace', METRICS_TOKEN, OTEL_EXPORTER_OTLP_ENDPOINT: receiver.url
 })
@@ -39,7 +39,7 @@ const plaintext = unique('plaintext')
 const refusedPlaintext = unique('refused-plaintext')
 const unknownToken = `dotenv_${org}_${unique('token')}`
 
-/** Name → bytes. */
+/** Names and bytes of the canaries. */
 const canaries = new Map<string, Buffer>()
 const watch = (name: string, value: string | Buffer) => canaries.set(name, Buffer.from(value))
 watch('plaintext', plaintext)
@@ -56,7 +56,7 @@ for (const [name, key] of Object.entries({ client, rotated, revealing })) {
 }
 
 const answers: { name: string, answer: Answer, own: boolean }[] = []
-/** Sends a request and keeps the answer; `own` says that a canary may be in it. */
+/** Sends a request and keeps the response. With `own`, the response may contain a canary. */
 async function send (name: string, expected: number, request: Promise<Answer>, own = false): Promise<Answer> {
   const answer = await request
   if (answer.status !== expected) throw new Error(`${name}: ${answer.status} instead of ${expected}`)
@@ -72,7 +72,7 @@ t.test('RL-40: canaries go through every flow', async (t) => {
   const mine = await makeLevel(owner, { slug: 'client', ...client.registration })
   const open = await makeLevel(owner, { slug: 'open', ...revealing.registration })
 
-  // Reads and writes that succeed.
+  // Successful reads and writes.
   const { key_check_salt } = (await send('key', 200, get('/server/encryption-key'), true)).body.data.attributes
   const dataKey = await deriveDataKey(given, Buffer.from(key_check_salt, 'base64'), QUICK.keyIterations)
   watch('server data key', dataKey.export())
@@ -110,7 +110,7 @@ t.test('RL-40: canaries go through every flow', async (t) => {
   watch('new token', token)
   watch('random part of the new token', token.slice(-46))
 
-  // Refusals of bodies that carry them.
+  // Refusals of bodies that contain the canaries.
   const bad = `A=${refusedPlaintext}`
   const json = { 'content-type': 'application/json' }
   const wrongBodies: [string, unknown][] = [
@@ -178,7 +178,7 @@ t.test('RL-40: canaries go through every flow', async (t) => {
   ]
   for (const [name, more] of projects) await send(`project ${name}`, 422, post('/projects', { name: 'Bad', ...more }))
 
-  // Tokens that are wrong, weak or in the wrong place.
+  // Tokens that are wrong, have too few scopes, or are in the wrong place.
   const weak = await test.token(org, ['organization:read'])
   watch('weak token', weak.token)
   await send('no scope', 403, post('/secrets/store', { ...server, plaintext: bad }, {}, weak))
@@ -199,7 +199,7 @@ t.test('RL-40: canaries go through every flow', async (t) => {
   )
   await send('method', 405, owner.call('PUT', `/${org}/secrets/store`, { plaintext: bad }))
 
-  // An old key.
+  // A former key.
   const [project] = await test.sql("SELECT id FROM projects WHERE slug = 'client'")
   const id = { organization_id: org, project_id: project!.id as string, version: 2 }
   await test.sql(
@@ -218,7 +218,7 @@ t.test('RL-40: canaries go through every flow', async (t) => {
   watch('blob under the new key', Buffer.from(again, 'base64'))
   await send('old key', 200, post(`/secrets/versions/${own}/restore`, { content: again, key_proof: rotated.proof }))
 
-  // What goes wrong on our side: a record that was changed, and a database that refuses the statement.
+  // Internal errors: a changed row, and a database that refuses the statement.
   await test.sql(
     `UPDATE secret_versions SET sealed = set_byte(sealed, 60, get_byte(sealed, 60) # 1) WHERE organization_id = '${org}' AND id = ${version}`
   )
@@ -239,7 +239,7 @@ t.test('RL-40: canaries go through every flow', async (t) => {
 
 t.test('RL-40: what people and applications prove themselves with goes through every flow', async (t) => {
   const address = await test.app.listen({ host: '127.0.0.1', port: 0 })
-  // `own` as in `send`; the cookies and addresses that such an answer sets are its own too.
+  // `own` as in `send`. With `own`, the cookies and URLs that a response sets may contain a canary, too.
   const keep = (
     name: string, { status, headers, text }: Awaited<ReturnType<typeof seen>>, expected: number, own = false
   ) => {
@@ -257,7 +257,7 @@ t.test('RL-40: what people and applications prove themselves with goes through e
   const person = await makePerson(test, { [org]: 'owner' }, password)
   await createPasswordLink(test.database.db, hashToken(spare), person.id)
 
-  // Pages.
+  // The account pages.
   const browser = visitor(address)
   const signIn = formIn(await browser.open('/account'))
   watch('browser cookie', browser.jar.get('browser')!)
@@ -282,7 +282,7 @@ t.test('RL-40: what people and applications prove themselves with goes through e
     `${address}/api/v1/user?session=${session}`, { headers: { authorization: `Bearer ${session}` } }
   ).then(seen), 401)
 
-  // The flow of an application, and what it does wrong.
+  // The OAuth flow of an application, and its errors.
   const { verifier, challenge } = pkce()
   watch('verifier', verifier)
   const consent = await browser.open(authorizationUrl(challenge))
@@ -414,7 +414,7 @@ t.test('RL-40: no canary is in a log line, an answer that it does not belong to,
   const metrics = await test.inject({
     method: 'GET', url: '/metrics', headers: { authorization: `Bearer ${METRICS_TOKEN}` }
   })
-  // What waits is sent at the end.
+  // Closing the service sends the queued mails and traces.
   await test.app.close()
   const spans = new Set(receiver.spans().map(({ name }) => name))
   for (const name of ['guard', 'transaction', 'crypto seal', 'crypto open', 'crypto derive', 'crypto password']) {
@@ -431,7 +431,7 @@ t.test('RL-40: no canary is in a log line, an answer that it does not belong to,
     traces: receiver.received.join('\n')
   }
   t.ok(receiver.spans().filter(({ kind }) => kind === 2).length >= answers.length, 'every request was traced')
-  // Those two say less than the log: not even whose it was.
+  // Metrics and traces contain less than the log: not even the organization.
   for (const where of ['metrics', 'traces'] as const) {
     t.notMatch(searched[where], new RegExp(org), `the organization in ${where}`)
     t.notMatch(searched[where], /\w@\w/, `an address in ${where}`)
@@ -450,11 +450,11 @@ t.test('RL-40: no canary is in a log line, an answer that it does not belong to,
   }
 })
 
-/** Whether a text has the bytes in it: as they are, in hex, URL-encoded, or in base64 at any of the three offsets. */
+/** Whether a text contains the bytes: as they are, in hex, URL-encoded, or in base64 at any of the three offsets. */
 function appears (text: string, canary: Buffer): boolean {
   const base64 = [0, 1, 2].flatMap((offset) => {
     const encoded = Buffer.concat([Buffer.alloc(offset), canary]).toString('base64')
-    // Only characters that no neighbouring byte has a part in.
+    // Only the characters that depend on no neighbouring byte.
     const inner = encoded.slice(Math.ceil(offset * 8 / 6), Math.floor((offset + canary.length) * 8 / 6))
     return [inner, inner.replaceAll('+', '-').replaceAll('/', '_'), Buffer.from(inner).toString('hex')]
   })

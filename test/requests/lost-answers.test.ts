@@ -10,8 +10,8 @@ import { LONG } from '../helpers/long.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { random, scale, times } from '../helpers/traffic.ts'
 
-// A proxy that cuts connections at random points, and clients that repeat with an `Idempotency-Key` until they have an
-// answer. What exists in the end is what they were told of.
+// A proxy cuts connections at random points, and clients repeat requests with an `Idempotency-Key` until they get a
+// response. The final data must equal the data in the responses.
 
 const SEED = 17
 const CLIENTS = 4
@@ -21,10 +21,13 @@ const service = await startApp(t)
 await service.listen()
 const { port } = service.app.server.address() as AddressInfo
 
-/** What became of connections: of which part of their bytes was passed on, by which the rest was cut off. */
+/** The number of connections by the part that the proxy cut off; `none` for complete connections. */
 const cuts = { request: 0, answer: 0, none: 0 }
 
-/** Passes on to the service, of two in three connections a random part of the request or of the answer alone. */
+/**
+ * Starts a proxy to the service. In two of three connections, it forwards only a random part of the request or of the
+ * response.
+ */
 async function startProxy (t: { teardown (fn: () => unknown): void }): Promise<number> {
   const next = random(SEED)
   const open = new Set<Socket>()
@@ -49,7 +52,7 @@ async function startProxy (t: { teardown (fn: () => unknown): void }): Promise<n
     const pass = (from: Socket, to: Socket, most: number) => {
       let left = most
       from.on('data', (chunk: Buffer) => {
-        // Where nothing of the answer is let through, the service has done all of its work by now.
+        // The service has finished its work at this time, even if the proxy forwards nothing of the response.
         if (chunk.length > left) to.write(chunk.subarray(0, left), close)
         else to.write(chunk)
         left -= chunk.length
@@ -69,7 +72,7 @@ async function startProxy (t: { teardown (fn: () => unknown): void }): Promise<n
 
 interface Told { status: number, body: any, isReplay: boolean }
 
-/** One attempt, on a connection of its own; throws when it ends before its answer does. */
+/** Sends a request once on a new connection. Throws if the connection ends before the response is complete. */
 async function attempt (
   port: number, token: string, path: string, body: object, key: string
 ): Promise<Told> {
@@ -106,7 +109,7 @@ t.test('behind a proxy that cuts connections no repeat acts twice, and no token 
   let keys = 0
   let lost = 0
 
-  /** Repeats until there is an answer to the request itself. */
+  /** Repeats a request until a response arrives that belongs to the request itself. */
   async function ask (path: string, body: object, token = caller.token): Promise<Told> {
     const key = `key-${++keys}`
     for (let tries = 1; tries <= 200; tries++) {
@@ -129,7 +132,7 @@ t.test('behind a proxy that cuts connections no repeat acts twice, and no token 
 
   const ROTATES = ['api-token:create', 'api-token:delete']
   const OVERLAP = { overlap_seconds: 600 }
-  // The value was in the answer that got lost, and in no other: the token gets another one.
+  // Only the lost response contained the token value, so the token gets a new value.
   const values = new Map<string, string>()
   async function tokenOf (path: string, body: object, token?: string): Promise<string> {
     const { status, body: answer } = await ask(path, body, token)
@@ -170,12 +173,12 @@ t.test('behind a proxy that cuts connections no repeat acts twice, and no token 
       events['key.rotate']++
       const id = await tokenOf(`/organizations/${o}/api-keys`, { name: 'CI', abilities: ['secret:read'] })
       await tokenOf(`/organizations/${o}/api-keys/${id}/rotate`, {})
-      // One that rotates itself, with the value that it had then until it has the next.
+      // A token that rotates itself. It uses its old value until the response contains the new value.
       const itself = await tokenOf(`/organizations/${o}/api-keys`, { name: 'Itself', abilities: ROTATES })
       await tokenOf(`/organizations/${o}/api-keys/${itself}/rotate`, OVERLAP, values.get(itself))
       const email = `rosa-${client}-${round}@nimbus.example`
       told.invitations.add((await done(`/organizations/${o}/members`, { email, role: 'member' })).data.id)
-      // Of two that would get one slug at once, the second is told that it is taken.
+      // If two requests need the same slug at the same time, the second one gets an error.
       const name = `Nimbus ${client} ${round}`
       told.organizations.add((await done('/organizations', { name }, access)).data.id)
     }

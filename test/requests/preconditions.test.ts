@@ -5,16 +5,16 @@ import { startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { makePerson, makeTeam } from '../helpers/people.ts'
 import { fingerprint, OPERATIONS, prepare, publishedPaths, READS, send, settle } from '../helpers/operations.ts'
 
-// ETags of organizations, projects, targets, environments, members and teams, and changes that depend on them. Those
-// of documents are in secrets.test.ts.
+// ETags of organizations, projects, targets, environments, members and teams, and changes that depend on these ETags.
+// secrets.test.ts tests the ETags of documents.
 
-// A database of its own: compares fingerprints of all tables.
+// This file has its own database, because it compares fingerprints of all tables.
 const service = await startIsolatedApp(t)
 const caller = await service.organization()
 const o = caller.organization
 const call = async (method: string, path: string, body?: object, headers?: Record<string, string>) =>
   caller.call(method, path, body, headers)
-/** Who is told 503, as a machine under load does, has changed nothing and comes back. */
+/** Repeats a request after a 503, which a busy machine can cause. A request with 503 has changed nothing. */
 async function served (ask: () => Promise<Answer>): Promise<Answer> {
   const answer = await ask()
   return answer.status === 503 ? served(ask) : answer
@@ -27,7 +27,7 @@ let made = 0
 
 interface Resource { path: string, long?: string, change: (n: number) => object, put: boolean }
 
-/** Something of each kind: where it is, and a change of it that is another one each time. */
+/** A resource of each kind: its path, and a change that differs each time. */
 const KINDS: Record<string, () => Promise<Resource>> = {
   project: async () => {
     const slug = `project-${++made}`
@@ -110,7 +110,7 @@ for (const [kind, make] of Object.entries(KINDS)) {
     }))
     const good = answers.filter(({ status }) => status < 300)
     t.equal(good.length, 1)
-    // Once it has ended, there is none.
+    // After a deletion, the resource does not exist any more.
     const others = good[0]!.status === 204 ? [404, 412] : [412]
     t.same(answers.filter((one) => one !== good[0] && !others.includes(one.status)), [])
     t.equal(await eventsOf(), before + 1)
@@ -120,7 +120,7 @@ for (const [kind, make] of Object.entries(KINDS)) {
     const { path } = await make()
     const etag = etagOf(await call('GET', path))
     const answer = await call('PATCH', path, {})
-    // Of a member there is nothing else to change.
+    // A member has no other field to change.
     t.equal(answer.status, kind === 'member' ? 422 : 200)
     t.equal(etagOf(await call('GET', path)), etag)
   })
@@ -181,7 +181,7 @@ t.test('an If-Match or If-None-Match that is neither * nor a list of ETags is 42
         status: 422, body: { error: 'validation_failed', errors: { [name]: [String] } }
       }, `${name}: ${bad}`)
     }
-    // A read is answered in full.
+    // A read with an invalid header gets the complete response.
     t.equal((await call('GET', path, undefined, { 'if-none-match': bad })).status, 200, bad)
   }
   t.equal(etagOf(await call('GET', path)), etag)

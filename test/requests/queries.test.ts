@@ -17,7 +17,7 @@ const operations = Object.values(publishedPaths(service)).flatMap((methods) =>
     })))
 const api = operations.filter(({ isOAuth }) => !isOAuth)
 
-/** The URL with more parameters, which replace those of the same name. */
+/** The URL with additional parameters, which replace parameters of the same name. */
 function withQuery (url: string, more: string): string {
   const [path, query = ''] = url.split('?')
   const named = more.split('&').map((pair) => pair.split('=')[0])
@@ -42,7 +42,7 @@ const allowsEmptyText = ({ type, enum: words, minLength = 0, pattern, format }: 
   (pattern === undefined || new RegExp(pattern, 'u').test(''))
 const refusal = (errors: object) => ({ status: 422, body: { error: 'validation_failed', errors } })
 
-/** Some load balancers add parameters to these. */
+/** Operations that ignore unknown parameters, because some load balancers add parameters. */
 const IGNORING = ['getHealth', 'getReadiness']
 
 t.test('S-1.14 a query parameter that an operation does not have is 422 with its name, at every operation', async (t) => {
@@ -90,7 +90,7 @@ t.test('S-1.14 an empty query parameter is 422 with its name, whichever it is', 
   const seen = new Set<string>()
   for (const { id, row, query } of api) {
     for (const { name, schema } of query) {
-      // The empty name is a name in JSON and YAML.
+      // In JSON and YAML, the empty text is a valid name.
       if (schema.minLength === 0) continue
       seen.add(name)
       t.notOk(allowsEmptyText(schema), `${id} ${name} is not empty in the document either`)
@@ -118,11 +118,11 @@ t.test('S-1.14 a boolean in a query is true, false, 1 or 0 in any case, and noth
   for (const { id, row, query } of api) {
     for (const { name } of query.filter(({ schema }) => schema.type === 'boolean' || schema.enum?.includes('true'))) {
       seen.add(name)
-      // The unknown parameter keeps the request from having an effect.
+      // The unknown parameter prevents an effect of the request.
       for (const value of ['true', 'false', '1', '0', 'TRUE', 'False', 'tRuE']) {
         const { unknown, [name]: fault = [''] } = (await ask(row, `${name}=${value}&unknown=1`)).body.errors as Record<string, string[]>
         t.ok(unknown, `${id} ${name}=${value}`)
-        // A combination may be refused, but not the value.
+        // The service may refuse a combination of parameters, but not the value itself.
         t.notMatch(fault[0], /^must be/, `${id} ${name}=${value}`)
       }
       for (const value of ['yes', 'on', '2', '01', '10', 'tru', '%20true', 'true&' + name + '=true']) {

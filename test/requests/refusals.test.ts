@@ -7,7 +7,7 @@ import { startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { OPERATIONS, publishedPaths, requestOf, settle, type Row } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
-// What a refusal says, at every operation: each message has one place in the code.
+// The messages of refusals, for every operation. The code contains each message only once.
 
 interface Schema {
   $ref?: string
@@ -33,7 +33,7 @@ const listen = (message: unknown) =>
     if (config?.responseFormat !== 'html') for (const one of [method].flat()) routes.push({ method: one, url })
   })
 subscribe('fastify.initialization', listen)
-// A database of its own: lists the routes while its service starts.
+// This file has its own database, because it lists the routes while its service starts.
 const service = await startIsolatedApp(t)
 unsubscribe('fastify.initialization', listen)
 const world = await settle(service, 'refusals')
@@ -43,12 +43,12 @@ const o = ids.organization!
 const { schemas } = (service.app.swagger() as unknown as { components: { schemas: Record<string, Schema> } }).components
 const follow = (schema: Schema): Schema => schema.$ref === undefined ? schema : follow(schemas[schema.$ref.split('/').at(-1)!]!)
 const operations = Object.values(publishedPaths(service)).flatMap((item) => Object.values(item) as Operation[])
-  // OAuth has its own errors, below.
+  // OAuth has its own errors, which are tested below.
   .filter(({ operationId }) => !['getAccessToken', 'revokeToken'].includes(operationId))
 
 const bearer = (token: string) => ({ authorization: `Bearer ${token}` })
 
-/** An enumeration, a pattern or a time of the document, and how to send a value there. */
+/** An enumeration, a pattern or a time in the OpenAPI document, and a function that sends a value there. */
 interface Rule { at: string, schema: Schema, send: (value: string) => Promise<Answer> }
 
 function rulesOf (operation: Operation): Rule[] {
@@ -192,7 +192,7 @@ t.test('a 404 names the first part of the path, or of the level in the body, tha
     const inBody = ['project', 'target', 'environment'].filter((name) => body.includes(`"${name}":"{${name}}"`))
     const parts = [...parametersOf(row), ...inBody]
     for (const [i, part] of parts.entries()) {
-      // Alone, and with all parts after it.
+      // The part alone is missing, or the part and all parts after it.
       for (const missing of [[part], parts.slice(i)]) {
         cells++
         const all = idsWithout(row, missing)
@@ -219,7 +219,8 @@ t.test('a 404 names nothing that a restriction hides: a hidden part and a missin
   const place = world.sliceOf()
   const target = { ...place, environment_id: null }
   const project = { ...target, target_id: null }
-  // The parts that a caller with a restriction may learn are missing: those directly below a level that it sees whole.
+  // A caller with a restriction may learn that a part is missing directly below a level that the restriction contains
+  // completely.
   for (const [slice, seen] of [[project, ['target', 'environment']], [target, ['environment']], [place, []]] as const) {
     const token = (await service.token(o, ['*'], { slices: [slice] })).token
     for (const [id, row] of inOrganization.filter(([, { depth }]) => depth !== 'organization')) {
@@ -287,7 +288,7 @@ t.test('a 404 of an unknown path names the most similar paths, and nothing of th
     t.notMatch(text, /s3cret|api\/v1\/01/, 'no part of the path is repeated')
     t.equal((await ask(path, bearer(token))).text, text, 'a restriction makes no difference')
   }
-  // Each path of the document is found by a word that is misspelt.
+  // For each path of the document, a path with one misspelt word finds it.
   let misspelt = 0
   for (const [template] of Object.entries(publishedPaths(service)).filter(([path]) => path.startsWith('/api/'))) {
     const segments = template.split('/')
@@ -313,7 +314,7 @@ t.test('a 405 names the methods of the path in the message and in details.allowe
     for (const method of METHODS) {
       if (method === 'HEAD' || routes.some((one) => one.url === url && one.method === method)) continue
       const { status, body, headers } = await service.inject({ method, url: path, headers: bearer(world.caller.token) })
-      // At this position, another route has a parameter.
+      // Another route has a parameter at this position.
       if (status !== 405) continue
       refused++
       const allowed = String(headers.allow).split(', ')
@@ -414,7 +415,7 @@ t.test('an error of the OAuth endpoints names the parameter', async (t) => {
       'secret:reed is not a scope (did you mean secret:read?): scopes_supported in /.well-known/oauth-authorization-server lists all scopes'
     ],
     [{ scope: 'secret:foo' }, 'invalid_scope', /^secret:foo is not a scope: scopes_supported in /],
-    // These could be secrets, and some characters are not allowed in a description.
+    // These values could be secrets, and some characters are not allowed in a description.
     [{ scope: 'dotenv_01k_s3cret' }, 'invalid_scope', /^A part of scope is not a scope: /],
     [{ scope: '"secret:read"' }, 'invalid_scope', /^A part of scope is not a scope \(did you mean secret:read\?\): /],
     [{ scope: 'secret:'.padEnd(41, 'x') }, 'invalid_scope', /^A part of scope /],

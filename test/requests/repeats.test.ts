@@ -9,18 +9,18 @@ import { isGivenByTeams, OPERATIONS, prepare, publishedPaths, READS, send, settl
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 import { startBeside } from '../helpers/traffic.ts'
 
-// What is repeated with its `Idempotency-Key`, on every route that takes one.
+// Repeated requests with the same `Idempotency-Key`, on every route that accepts the header.
 
 const service = await startApp(t)
 
-/** Those that ask for no caller: of standards that have no such header, or without any effect. */
+/** Operations without a caller. Their standards have no such header, or they have no effect. */
 const WITHOUT_CALLER = ['getAccessToken', 'revokeToken', 'sendTelemetry']
-/** Operations whose answer has a value that is shown only once. */
+/** Operations whose response contains a value that is shown only once. */
 const SHOWN_ONCE = ['createApiToken', 'rotateApiToken']
 
 const keyed = (key: string) => ({ 'idempotency-key': key })
 const isReplay = ({ headers }: Answer) => headers['idempotent-replayed'] === 'true'
-/** What was done: a repeat that shows a key string leaves an event of that, and does nothing. */
+/** The number of events, without `key.retrieve`, because a repeat that shows a key string records such an event. */
 const eventsOf = async (caller: Caller) => Number((await service.sql(
   `SELECT count(*) FROM audit_events WHERE organization_id = '${caller.organization}' AND action <> 'key.retrieve'`
 ))[0]!.count)
@@ -79,11 +79,11 @@ t.test('every POST and change of names or billing takes an Idempotency-Key, and 
 t.test('a repeat is checked like any request: without the permission or the resource there is no replay', async (t) => {
   const { caller, ids } = await settle(service, 'judged')
   const o = caller.organization
-  // One holds it by their role, one by that of a team.
+  // Rosa has the permissions by her role, Ben by the role of a team.
   const [rosa, ben] = [await makePerson(service, { [o]: 'owner' }), await makePerson(service, { [o]: 'auditor' })]
   const projects = ['judged-project', 'judged-other', 'judged-client']
   const team = await makeTeam(service, o, [ben], Object.fromEntries(projects.map((slug) => [slug, 'owner' as const])))
-  // Another one of theirs stays, so that the guard lets them in: only the place tells.
+  // Both keep another project, so that the guard still accepts them and only the level decides.
   await caller.call('POST', `/${o}/projects`, { name: 'Comet', slug: 'judged-comet' })
   await makeTeam(service, o, [ben], { 'judged-comet': 'owner' })
   const [byRole, byTeam] = await Promise.all([rosa, ben].map(async (person) =>
@@ -92,7 +92,7 @@ t.test('a repeat is checked like any request: without the permission or the reso
     service.write(`UPDATE ${table} SET ${set} WHERE organization_id = '${o}' AND user_id = ${person.id}`)
   const rows = Object.entries(OPERATIONS).filter(([id, row]) =>
     row.at.startsWith('POST ') && row.access !== 'public' && !row.byPerson && !READS.includes(id))
-  // What is purged beside it leaves the version there that is restored.
+  // The purge uses another level, so that the version for the restore stays.
   const beside = { ...ids, environment: 'judged-other' }
   const ask = (id: string, row: (typeof rows)[number][1]) =>
     send(service, row, id === 'purgeVersions' ? beside : ids, isGivenByTeams(row) ? byTeam : byRole, keyed(`key-of-${id}`))
@@ -305,7 +305,7 @@ t.test('a repeat of an acceptance gets the first answer, also if the invitation 
     url: `/api/v1/user/invitations/${invitation}/accept`,
     headers: { authorization: `Bearer ${access}`, ...keyed(key) }
   })
-  // The second instance has no connection, until the first one has accepted.
+  // The test holds all connections of the second instance until the first instance has accepted.
   let release = () => {}
   const isReleased = new Promise<void>((resolve) => { release = resolve })
   const holders = Array.from({ length: 20 }, () => transaction(second.db, () => isReleased).catch(() => {}))
@@ -334,7 +334,7 @@ t.test('a repeat of an acceptance gets the first answer, also if the invitation 
 
 t.test('repeats at once get the first answer or 409 conflict, and do not count in the limit of the effect', async (t) => {
   const limited = await startApp(t, { RATE_LIMIT_KEY_ROTATION: '3', RATE_LIMIT_API: '3' })
-  // Its requests are not what is counted here.
+  // The test does not count the general requests of this organization.
   await limited.sql("UPDATE plans SET api_per_minute = 1000 WHERE name = 'team'")
   const caller = await limited.organization({ plan: 'team' })
   const o = caller.organization

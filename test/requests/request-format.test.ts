@@ -19,7 +19,7 @@ const listen = (message: unknown) =>
     }
   })
 subscribe('fastify.initialization', listen)
-// A database of its own: lists the routes while its service starts.
+// This file has its own database, because it lists the routes while its service starts.
 const service = await startIsolatedApp(t, { CORS_ORIGINS: ORIGIN, METRICS_TOKEN: 'm'.repeat(40) })
 unsubscribe('fastify.initialization', listen)
 const world = await settle(service, 'format')
@@ -32,12 +32,12 @@ const published = Object.entries(publishedPaths(service)).flatMap(([path, method
     ({ method: method.toUpperCase(), path, payload: requestOf(OPERATIONS[operationId]!, world.ids).payload })))
 const isPublished = (route: { method: string, path: string }) =>
   published.some(({ method, path }) => method === route.method && path === route.path)
-// The pages for people, the documentation, and HEAD.
+// Pages for people, the documentation, and HEAD requests.
 const others = routes.filter((route) => !isPublished(route))
 
 const filled = (path: string) => path.replace(/\{(\w+)\}/g, (_, name: string) => world.ids[name] ?? 'x')
 
-/** A path with a NUL in the place of each parameter in turn, in the middle of it, and behind the path. */
+/** The path with a NUL in place of each parameter in turn, inside each parameter, and at the end of the path. */
 const withNul = (path: string) => [
   ...[...path.matchAll(/\{\w+\}/g)].flatMap(({ 0: parameter, index }) => ['%00', 'a%00b'].map((nul) =>
     filled(path.slice(0, index)) + nul + filled(path.slice(index + parameter.length)))),
@@ -80,14 +80,14 @@ t.test('a NUL character in a path is 404 at the pages for people, as a page, and
       t.match(await service.inject({ method, url, headers: preflight }), { status: 404, body: { error: 'not_found' } }, `${method} ${url}`)
     }
   }
-  // `%2500` is the text %00, which is no NUL; and a query is no path.
+  // `%2500` means the text %00, which contains no NUL. A query is not part of the path.
   const { ids } = world
   const own = `/api/v1/${ids.organization}`
   t.equal((await service.inject({ method: 'GET', url: `${own}/projects?page=%00`, headers: bearer })).status, 422)
   t.equal((await service.inject({ method: 'GET', url: `${own}/${ids.project}?x=%00`, headers: bearer })).status, 422)
 })
 
-/** A request as it is, on a connection of its own. */
+/** Sends raw text on a new connection. */
 async function exchange (head: string, body = ''): Promise<Answer> {
   const socket = connect(port, '127.0.0.1')
   await once(socket, 'connect')

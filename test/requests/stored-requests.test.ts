@@ -19,11 +19,13 @@ import { startIsolatedApp, type TestApp } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 
-// An attacker with the database or a backup cannot test guesses of a request against the stored values.
+// An attacker has the database or a backup. The attacker must not be able to test guesses of a request against the
+// stored values.
 
 t.setTimeout(120_000)
 
-// A database of its own: gives organizations fixed slugs, changes the master key, and makes a backup.
+// This file has its own database, because it gives organizations fixed slugs, changes the master key, and makes a
+// backup.
 const first = await startIsolatedApp(t)
 const second = await startIsolatedApp(t)
 
@@ -44,7 +46,7 @@ const send = (app: { inject: TestApp['inject'] }, organization: string, token: s
     payload: body
   })
 
-/** An organization with one token, both with ids that are given. */
+/** An organization with one token. The caller chooses both ids. */
 async function sameCaller ({ database: { db }, keyring, sql, write }: TestApp, id: string, tokenId: number) {
   const token = mintApiToken(id)
   await createOrganization(
@@ -103,7 +105,7 @@ t.test('with the stored record alone, a guess at the Idempotency-Key or at the r
   t.equal((await send(first, organization, token)).status, 201)
   const [{ key, request, principal }] = await storedFor(first, organization) as [Stored]
 
-  // Everything that is in the request and beside the record, hashed in each order with each of it as a key.
+  // All known parts of the request and of the record, hashed in each order and with each part as a key.
   const known = [
     KEY, `name ${KEY}`, `request ${KEY}`, JSON.stringify(BODY), principal, organization,
     JSON.stringify(['POST', `/api/v1/${organization}/projects`, {}])
@@ -118,7 +120,7 @@ t.test('with the stored record alone, a guess at the Idempotency-Key or at the r
       hashes.add(createHmac('sha256', hash).update(data).digest('hex'))
     }
   }
-  // The same in a chain: each part under a key made of the header, with the parts before.
+  // The same parts in a chain: each part with the parts before it, and with a key derived from the header.
   const secret = createHash('sha256').update(`request ${KEY}`).digest()
   let mac: Buffer = Buffer.alloc(0)
   const members = Object.entries(BODY).sort(([one], [other]) => one < other ? -1 : 1)

@@ -1,8 +1,9 @@
-// `npm run schemathesis [-- --long] [-- --seed N]`: sends what Schemathesis makes of the document, with a token of
-// everything and with none, to a service of its own, and fails when an answer is not as the document has it. With the
-// token, every operation has to succeed at least once: where it finds nothing to act on, an answer shows little.
+// `npm run schemathesis [-- --long] [-- --seed N]`: sends the requests that Schemathesis generates from the OpenAPI
+// document to a new service. One search uses a token with all scopes, the other no token. The run fails if a response
+// differs from the document. With the token, every operation must succeed at least once, because a 404 tests little of
+// an operation.
 //
-// Exits with 0 when nothing is found, with 1 when something is, and with 2 when it could not be looked for.
+// Exits with 0 without findings, with 1 with findings, and with 2 if the search could not run.
 import { spawn, spawnSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import { once } from 'node:events'
@@ -21,12 +22,12 @@ const OLDEST = [3, 10]
 const WITH_NONE = 'with no token'
 
 /**
- * How much is sent: of how many cases at the limits of schemas (5,800 of them, phase `coverage`) one is; and how many
- * are made up for each operation, and sequences of operations.
+ * The number of requests. `share`: one of this number of the 5,800 cases at the limits of schemas runs (phase
+ * `coverage`). `examples`: the number of generated cases for each operation, and of generated sequences of operations.
  */
 const FORMS = { short: { share: 8, examples: 4 }, long: { share: 1, examples: 100 } }
 
-/** Cases of a phase that sent an operation its own method, by status. */
+/** The number of cases of a phase that used the operation's own method, by status. */
 type Count = [phase: string, operation: string, status: number, cases: number]
 type Dropped = [why: string, many: number]
 interface Found { name: string, status: number, output: string, counts: Count[], dropped: Dropped[] }
@@ -42,7 +43,7 @@ const stage = await openStage(service, address)
 const server = await serve(stage)
 ends.unshift(() => { server.close() })
 const begun = Date.now()
-// Both searches run at once: the search without a token changes nothing that the other one reads.
+// Runs both searches at the same time, because the search without a token changes nothing.
 const found = await Promise.all([
   search('with a token of everything', ['--header', `Authorization: Bearer ${stage.token}`], {
     STAGE: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, PERSON: `Bearer ${stage.person}`
@@ -56,7 +57,7 @@ console.log(`\nSchemathesis, ${values.long ? 'long' : 'short'} form, seed ${valu
   faults.length === 0 ? 'nothing found' : 'something found'}, ${Math.round((Date.now() - begun) / 1000)} s.`)
 process.exit(faults.length === 0 ? 0 : 1)
 
-/** The program in an environment of its own, made once for each list of what is in it. */
+/** Installs the program in its own virtual environment, once for each list of packages. */
 function install (): string {
   const list = join(SOURCE, 'requirements.txt')
   const venv = join(SCRATCH, createHash('sha256').update(readFileSync(list)).digest('hex').slice(0, 16))
@@ -80,7 +81,7 @@ function unable (why: string): never {
   process.exit(2)
 }
 
-/** Lets the hooks of the run, which are another process, ask for what an operation needs. */
+/** Starts a server for the hooks of the run, which are another process. They request the test data of an operation. */
 async function serve (stage: Stage): Promise<Server> {
   const server = createServer((request, response) => {
     stage.set(request.url!.slice(1)).then(
@@ -96,7 +97,7 @@ async function serve (stage: Stage): Promise<Server> {
 }
 
 async function search (name: string, args: string[], env: Record<string, string>): Promise<Found> {
-  // What it remembers of a run, the next one would begin with.
+  // Uses a new folder, because Schemathesis would reuse the results of an earlier run.
   const folder = mkdtempSync(join(SCRATCH, 'run-'))
   ends.push(() => { rmSync(folder, { recursive: true }) })
   const counts = join(folder, 'counts.json')
@@ -123,7 +124,7 @@ async function search (name: string, args: string[], env: Record<string, string>
   return { name, status, output, ...JSON.parse(readFileSync(counts, 'utf8')) }
 }
 
-/** Prints what was sent and answered; the faults. */
+/** Prints the requests and responses. Returns the faults. */
 function report ({ name, status, output, counts, dropped }: Found): string[] {
   const total = (rows: Count[]) => rows.reduce((sum, [, , , cases]) => sum + cases, 0)
   const phases = [...new Set(counts.map(([phase]) => phase))]

@@ -3,23 +3,23 @@ import type { TestApp } from '../helpers/app.ts'
 import { OPERATIONS, prepare, requestOf, settle, type Row } from '../helpers/operations.ts'
 import { authorize, CALLBACK, issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
-// A world in which every operation finds what it acts on, however much of it the operations before have changed or
-// deleted: without that, nearly all that a generated request shows is 404.
+// Provides the test data of every operation, even if earlier operations have changed or deleted them. Without this,
+// almost all generated requests would only get 404.
 
-/** What an operation finds: values for its path and the members of its body, and a body and a query that it takes. */
+/** The test data of an operation: values for its path and for the members of its body, and a valid body and query. */
 export interface Setting { ids: Record<string, string>, body?: object, query?: object }
 
 export interface Stage {
-  /** Of everything, and of a person who may do what an organization's token cannot. */
+  /** A token with all scopes, and a token of a person for the operations that need a person. */
   token: string
   person: string
-  /** Mends what the operation needs and is not there anymore. */
+  /** Restores the test data of an operation. */
   set (operation: string): Promise<Setting>
 }
 
 const newAddress = () => `newcomer-${Math.random().toString(36).slice(2)}@nimbus.example`
 
-/** Builds the world in a service that listens at an address. */
+/** Creates the test data in a service that listens on the address. */
 export async function openStage (service: TestApp, address: string): Promise<Stage> {
   const { caller, ids } = await settle(service, 'stage')
   const o = caller.organization
@@ -36,7 +36,7 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
   }
   const isThere = async (path: string) => (await caller.call('GET', path)).status === 200
 
-  /** What each name of a path, or in a body, takes to be there. */
+  /** Functions that restore the resource behind a name in a path or a body. */
   const mend: Record<string, (row: Row) => Promise<unknown>> = {
     project: async ({ client }) => {
       if (client) return mendClient()
@@ -62,7 +62,7 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
       ids.member = String((await makePerson(service, { [o]: 'api_user' })).id)
     },
     invitation: async ({ byPerson }) => {
-      // The person takes or declines the invitation of another organization.
+      // The person accepts or declines the invitation of another organization.
       if (!byPerson && await isThere(`/organizations/${o}/invitations/${ids.invitation}`)) return
       const by = byPerson ? await service.organization() : caller
       const email = byPerson ? owner.email : newAddress()
@@ -75,7 +75,7 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
       ids.team = await makeTeam(service, o, [member], { [project]: 'api_user' })
     },
     payment_method: async () => {
-      // An organization has a hundred of them at most.
+      // An organization has at most a hundred payment methods.
       await service.sql(`DELETE FROM payment_methods WHERE organization_id = '${o}' AND NOT is_default`)
       const body = { kind: 'manual', label: 'Wire transfer', is_default: false }
       ids.payment_method = (await made(`/organizations/${o}/billing/payment-methods`, body)).data.id
@@ -120,7 +120,7 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
     const named = new Set(JSON.stringify([row.at, requestOf(row, {}).payload]).match(/\w+/g))
     if (named.has('version')) named.add('project')
     for (const [name, one] of Object.entries(mend)) if (named.has(name)) await one(row)
-    // A moment at which all of it was there.
+    // A time at which all test data existed.
     ids.moment = new Date().toISOString()
     await prepare(service, row, ids)
     const { payload, url } = requestOf(row, ids)

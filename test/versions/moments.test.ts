@@ -58,7 +58,7 @@ const lastEvent = async (caller = owner) => (await test.sql(
   `SELECT action, resource_type, resource_id, details FROM audit_events WHERE organization_id = '${caller.organization}' ORDER BY seq DESC LIMIT 1`
 ))[0] as { action: string, resource_type: string, resource_id: string, details: Record<string, unknown> }
 
-/** A moment of the database's clock that no write is of. */
+/** A time of the database's clock at which no write took place. */
 async function now (): Promise<string> {
   await pause(2)
   const [row] = await test.sql('SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::text AS ms')
@@ -66,7 +66,7 @@ async function now (): Promise<string> {
   return new Date(Number(row!.ms)).toISOString()
 }
 
-/** Everything of a project in the database, to see that nothing of it changed. */
+/** All rows of a project, to check that none of them has changed. */
 async function stateOf ({ project }: At, { organization } = owner): Promise<string> {
   const its = `p.organization_id = '${organization}' AND p.slug = '${project}'`
   const queries = [
@@ -151,7 +151,7 @@ t.test('a moment has any time zone and is not in the future; a level that was cr
   const path = `${at.project}/${body.data.attributes.slug}`
   t.match(await read(path, { at: time }), { status: 404, body: { details: { resource: 'target', at: time } } })
   t.equal((await read(path, { at: await now() })).status, 200)
-  // A `+` in a query is a space.
+  // A `+` in a query means a space.
   t.match(
     (await owner.call('GET', org(owner, `/${path}/secrets?at=${time.slice(0, -1)}+00:00`))).body.errors,
     { at: [/such as 2026-03-01T12:00:00Z; in a query, write the \+ of an offset as %2B$/] }
@@ -286,7 +286,7 @@ t.test('a version overwritten with no_backup is read at its time until the next 
     const { status, body } = await owner.call('GET', org(owner, `/secrets/versions/${version}`))
     t.match([status, body.data?.id], [200, version], `after ${next}: the version has its content by its id`)
   }
-  // A first write with `no_backup` overwrote nothing.
+  // A first write with `no_backup` replaced no document.
   const at = await makeLevel(owner, { name: 'Unrecorded first' })
   const before = await now()
   await unrecorded(at, 'A=1')
@@ -719,7 +719,7 @@ t.test('versions of what waited for its project are not from before what others 
         return { answering }
       })
       answer = await changing.answering
-      // It waits for a second, which may be over before the other is done.
+      // The rotation waits at most a second, and the other operation may take longer.
     } while (answer.status === 409)
     t.equal(answer.status, 200)
     const [newest] = await history(one, caller)

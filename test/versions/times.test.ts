@@ -4,27 +4,27 @@ import { startIsolatedApp } from '../helpers/app.ts'
 import { fingerprint, OPERATIONS, publishedPaths, requestOf, settle } from '../helpers/operations.ts'
 import { command } from '../helpers/process.ts'
 
-// A database of its own: compares fingerprints of all tables.
+// This file has its own database, because it compares fingerprints of all tables.
 const service = await startIsolatedApp(t)
 const world = await settle(service, 'times')
 const RULE = /^Expected an RFC 3339 time between the years 0001 and 9999/
 
 const INVALID = [
-  // No RFC 3339. The empty text is what a script with an empty variable sends.
+  // Not in the format of RFC 3339. A script with an empty variable sends the empty text.
   '', 'yesterday', 'now', '1767225600', '2026-03-01', '12:00:00Z', '2026-03-01T12:00Z', '2026-03-01T12:00:00',
   '2026-03-01 12:00:00Z', '2026-03-01T12:00:00+0530', '2026-03-01T12:00:00+05', '2026-03-01T12:00:00 05:30',
   '2026-03-01T12:00:00.Z', '2026-03-01T12:00:00,5Z', '2026-3-1T12:00:00Z', '26-03-01T12:00:00Z', '2026-W09-7T12:00:00Z',
   ' 2026-03-01T12:00:00Z', '2026-03-01T12:00:00Z ', '2026-03-01T12:00:00Z\n', '2026-03-01T12:00:00ZZ',
   '2026-03-01T12:00:00+05:30Z', '２026-03-01T12:00:00Z', `2026-03-01T12:00:00.${'1'.repeat(60)}Z`,
-  // No day of the calendar.
+  // Days that do not exist in the calendar.
   '2026-02-31T00:00:00Z', '2026-02-30T00:00:00Z', '2027-02-29T00:00:00Z', '2100-02-29T00:00:00Z', '2026-04-31T00:00:00Z',
   '2026-00-01T00:00:00Z', '2026-13-01T00:00:00Z', '2026-01-00T00:00:00Z', '2026-01-32T00:00:00Z',
-  // No time of day; the first two leap seconds are real ones.
+  // Times of day that do not exist. The first two are real leap seconds.
   '2016-12-31T23:59:60Z', '2017-01-01T00:59:60+01:00', '2026-03-01T12:00:60Z', '2026-03-01T24:00:00Z',
   '2026-03-01T25:00:00Z', '2026-03-01T12:60:00Z', '2026-03-01T12:00:61Z',
-  // No offset.
+  // Invalid offsets.
   '2026-03-01T12:00:00+24:00', '2026-03-01T12:00:00-24:00', '2026-03-01T12:00:00+00:60', '2026-03-01T12:00:00+99:99',
-  // Outside of what the database holds.
+  // Outside of the range of the database.
   '0000-01-01T00:00:00Z', '0000-12-31T23:59:59Z', '0001-01-01T00:00:00+00:01', '9999-12-31T23:59:59-00:01',
   '9999-12-31T23:59:59-12:00', '10000-01-01T00:00:00Z', '+010000-01-01T00:00:00Z', '-000001-01-01T00:00:00Z'
 ]
@@ -44,7 +44,7 @@ const VALID = {
   '9999-12-31T23:59:59.999Z': '9999-12-31T23:59:59.999Z',
   '9999-12-31T23:59:59.9999999+23:59': '9999-12-31T00:00:59.999Z'
 }
-/** Valid too, long ago. */
+/** Valid times long ago. */
 const LONG_AGO = ['0001-01-01T00:00:00Z', '0001-01-01T23:59:00+23:59', '0050-02-28T12:00:00Z', '1969-12-31T23:59:59.9Z']
 
 interface Schema {
@@ -146,7 +146,7 @@ t.test('every operation takes a valid timestamp of any offset, from the year 000
     for (const text of [...Object.keys(VALID), ...LONG_AGO]) {
       const { status, body } = await send(text)
       t.ok(status < 500, `${at}: ${text} is ${status}`)
-      // A time can still be in the past or in the future.
+      // The time can still be refused because it is in the past or in the future.
       t.notMatch(String(body?.errors?.[member] ?? ''), RULE, `${at}: ${text}`)
     }
   }
@@ -191,7 +191,7 @@ t.test('every time on the command line is RFC 3339: an invalid one is wrong usag
       t.strictSame([code, stdout], [2, ''], `${name} ${option} ${JSON.stringify(text)}`)
       t.match(stderr, new RegExp(`^${option}: ${RULE.source.slice(1)}`), `${name} ${option} ${JSON.stringify(text)}`)
     }
-    // Whatever else is wrong: an embedded database is in use by this process.
+    // The command checks the time before everything else: another process uses the embedded database.
     for (const text of ['2099-03-01T12:00:00Z', '2099-03-01t12:00:00.123456+05:30', '0001-01-01T00:00:00Z']) {
       t.notMatch((await run(text)).stderr, /RFC 3339/, `${name} ${option} ${text}`)
     }

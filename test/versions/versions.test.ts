@@ -10,7 +10,7 @@ import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../h
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { miscounted } from '../helpers/traffic.ts'
 
-// Of keys that are put into the database beside the service.
+// A storage key of rows that the test inserts with SQL.
 const storageKey = secretKey(random(32))
 
 interface Place { project: string, target?: string, environment?: string }
@@ -169,7 +169,7 @@ t.test('TI-14: version ids are counted per organization, and whatever is no id o
   for (const form of forms) {
     for (const answer of [await fetch(form, other), await restore(form, {}, other), await erase(form, {}, other)]) {
       t.equal(answer.status, 404, form.slice(0, 40))
-      // A path with a NUL character or a part that is too long is none.
+      // A path with a NUL character or with a part that is too long is not a valid path.
       const isPath = !form.includes('%00') && form.length <= 128
       const expected = isPath ? unknown : '{"error":"not_found","message":"There is no such resource."}'
       t.equal(answer.text, expected, `${form.slice(0, 40)} is answered as what does not exist`)
@@ -197,11 +197,11 @@ t.test('a restore appends: the level has the old document, and history stays as 
   t.equal((await fetch(newest.id)).body.data.content, (await current(at)).content)
   t.strictSame((await contents(at)).slice(1), before)
 
-  // A restore of a restore, and of what is current already.
+  // A restore of a restored version, and of the current version.
   t.equal((await restore(newest.id)).body.data.restored_from, newest.id)
   t.equal((await history(at)).length, 4)
 
-  // Sent without a body, with an empty one, and with a content that a server-managed project has no use for.
+  // Restores without a body, with an empty body, and with a content, which a server-managed project does not use.
   for (const send of [undefined, {}]) {
     t.equal(
       (await owner.call('POST', `/${owner.organization}/secrets/versions/${one.version}/restore`, send)).status, 200
@@ -279,7 +279,7 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
   const caller = await test.organization({ plan: 'free' })
   const foreigner = await test.organization()
   const scopeless = await test.token(caller.organization, ['secret:read', 'secret:write', 'secret:purge'])
-  // The active key is of 32 bytes, so its proof is its data key.
+  // The active key has 32 bytes, so its proof equals its data key.
   const [first, second] = [await clientKey('correct horse battery staple'), await clientKey('k'.repeat(32))]
   const at = await makeLevel(caller, first.registration)
   const write = async (key: ClientKey, dataKey = key.dataKey) =>
@@ -356,7 +356,7 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
       const possible = reasons.filter((reason) => !isFetch || reason.fetch)
       for (const [i, earlier] of possible.entries()) {
         for (const later of possible.slice(i)) {
-          // One asks for no content, the other for one.
+          // One reason requires that the request has no content, the other requires a content.
           if (earlier.code === 'content_required_for_old_key' && later.code === 'key_proof_reveals_key') continue
           const request = draft()
           later.apply(request)
@@ -491,7 +491,7 @@ t.test('the only snapshot of a deleted secret is version_protected, unless force
     refused(t, await erase(snapshot, force), 404, 'not_found')
     refused(t, await restore(snapshot), 404, 'not_found')
   }
-  // Of a secret that is not deleted every version may go, also the newest, and the document stays.
+  // All versions of a secret that is not deleted can be purged, including the newest. The document stays.
   const { version } = (await store({ ...at, plaintext: 'A=9' })).body.data
   t.equal((await erase(version)).status, 204)
   t.equal(await plain(at), 'A=9')
@@ -713,7 +713,10 @@ t.test('versions below what was deleted are gone: 404', async (t) => {
 
 const LONG_HISTORY = 400
 
-/** Gives a level so many versions, of one revision each and with ids between that others have; answers one of these. */
+/**
+ * Gives a level this number of versions, each with its own revision. Other levels have ids between them. Returns one of
+ * the ids.
+ */
 async function grow (caller: Caller, at: Place, versions: number) {
   const { version } = (await store({ ...at, plaintext: 'A=1' }, caller)).body.data
   const its = `organization_id = '${caller.organization}'`
@@ -742,7 +745,7 @@ async function history (body: object, caller = owner): Promise<any[]> {
   return (await list(body, caller)).body.data
 }
 
-/** Each version of a level with its content. */
+/** All versions of a level with their contents. */
 async function contents (at: Place) {
   const versions = []
   for (const { id } of await history(at)) versions.push((await fetch(id)).body.data)
@@ -808,7 +811,7 @@ async function rotateClient (caller: Caller, slug: string, { proof, salt }: Clie
   ))
 }
 
-/** Gives a project its second key; the current documents are left for the test to store anew. */
+/** Gives a project its second key. The test must store the current documents again. */
 async function rotate (caller: Caller, project: string, key: NewKey) {
   await test.sql(`UPDATE encryption_keys SET is_active = false, rotated_at = now() WHERE project_id = '${project}'`)
   await test.database.db.insert(encryption_keys).values({
@@ -847,7 +850,7 @@ t.test('no version and no event is older than an earlier one, also if the clock 
   const path = `/${organization}/${level.project}/${level.target}/${level.environment}`
   const store = () => call('POST', `/${organization}/secrets/store`, { ...level, plaintext: 'CLOCK=back' })
   await store()
-  // As after a move to a machine whose clock is an hour behind.
+  // Simulates a move to a machine whose clock is an hour behind.
   const [{ ahead }] = await test.sql(`UPDATE organization_counters SET last_at = date_trunc('second', now()) + interval '1 hour'
     WHERE organization_id = '${organization}' RETURNING last_at AS ahead`) as [{ ahead: string }]
   const later = new Date(ahead).toISOString()
