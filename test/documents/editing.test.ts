@@ -61,6 +61,16 @@ t.test('env: a changed value is replaced in its quotes, and every other byte sta
   ])
 })
 
+t.test('env: a new name after a line `NAME:` is no value of that name, whatever the line ends are', async (t) => {
+  check(t, 'env', [
+    ['A:\n', { B: '2' }, [], 'A:\n\nB=2\n'],
+    ['A:\r\n', { B: '2' }, [], 'A:\r\n\r\nB=2\r\n'],
+    ['A:\r', { B: '2' }, [], 'A:\r\rB=2\r'],
+    ['A=1\nC:\r', { B: '2' }, [], 'A=1\nC:\r\n\nB=2\n'],
+    ['A=1\r\nC:\r', { B: '2' }, [], 'A=1\r\nC:\r\r\nB=2\r\n']
+  ])
+})
+
 t.test('env: a line separator of JavaScript ends no line for other readers', async (t) => {
   for (const [before, after] of [
     ['A=old#\u2028#old\n', 'A=new\n'],

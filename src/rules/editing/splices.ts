@@ -40,7 +40,9 @@ const withoutLineEnd = (text: string) => text.replace(/(?:\r\n?|\n)$/, '')
  */
 export function withLines (text: string, original: string, lines: readonly string[], lineEnd: string): string {
   if (lines.length === 0) return original === '' || endsLine(original) ? text : withoutLineEnd(text)
-  const before = text === '' || endsLine(text) ? '' : lineEnd
+  // The line feed of an empty line would become a part of the line ending above.
+  const isJoined = text.endsWith('\r') && lines[0] === '' && lineEnd === '\n'
+  const before = text === '' || (endsLine(text) && !isJoined) ? '' : lineEnd
   const after = original === '' || endsLine(original) ? lineEnd : ''
   return `${text}${before}${lines.join(lineEnd)}${after}`
 }
