@@ -46,7 +46,7 @@ export interface Head { next_event: number, event_head: Buffer | null, chain_kid
 export interface KnownEnd {
   head: Head
   at: Date
-  /** Whether no other process had appended an event since the commit before. */
+  /** Whether the last commit found the end that was remembered here. */
   isOwn: boolean
 }
 

@@ -11,19 +11,21 @@ const AN_HOUR = 3_600_000
 const isSame = (one: Head, other: Head) =>
   one.next_event === other.next_event && other.event_head !== null && one.event_head?.equals(other.event_head) === true
 
-/** Remembers the ends of the chains of a transaction's counters. Call this after its commit. */
+/** Remembers the ends of the chains to which a transaction has appended events. Call this after its commit. */
 export function rememberEnds (db: Db, counters: Iterable<Counter>): void {
   const known = chainOf(db).knownEnds
   for (const { organization_id, found, head, at } of counters) {
+    if (head.next_event === found.next_event) continue
     const before = known.get(organization_id)
     known.set(organization_id, { head, at, isOwn: before === undefined || isSame(before.head, found) })
   }
 }
 
 // Locks the counters that have the known ends and that no other transaction has locked, moves their ends, and inserts
-// their events. `set_config` is local to the transaction of this statement.
+// their events. Nothing changes if the service's estimate of the database's time is wrong by more than the time that a
+// statement may wait for a connection. `set_config` is local to the transaction of this statement.
 const append = preparedSql<{ organization_id: string, clock: number }, {
-  ends: string, events: string, synchronous_commit: SynchronousCommit
+  ends: string, events: string, now: number, synchronous_commit: SynchronousCommit
 }>('append_to_known_ends', ($) => sql`
   WITH ends AS (
     SELECT * FROM jsonb_to_recordset(${$('ends')}::jsonb) AS its (organization_id char(26), known_event bigint,
@@ -35,6 +37,7 @@ const append = preparedSql<{ organization_id: string, clock: number }, {
     FROM organization_counters AS found JOIN ends USING (organization_id)
     WHERE ${isKeyOf(sql`found.organization_id`, sql`SELECT organization_id FROM ends`)}
       AND found.next_event = ends.known_event AND found.event_head = decode(ends.known_head, 'hex')
+      AND ${CLOCK} BETWEEN ${$('now')}::float8 - 1000 AND ${$('now')}::float8 + 5000
     ORDER BY found.organization_id FOR NO KEY UPDATE OF found SKIP LOCKED
   ), counter AS (
     UPDATE organization_counters SET next_event = ends.next_event, event_head = decode(ends.event_head, 'hex'),
@@ -56,13 +59,13 @@ export async function appendToKnownEnds (
 ): Promise<ReadonlySet<string>> {
   const chain = chainOf(db)
   const known = chain.knownEnds
+  const now = chain.now().getTime()
   const ends = new Map([...new Set(rows.map(({ organization_id }) => organization_id))].flatMap((organization_id) => {
     const end = known.get(organization_id)
     // A chain without events has no MAC to compare.
     if (end?.isOwn !== true || end.head.event_head === null) return []
     if (!chain.hasKey(organization_id, end.head.chain_kid)) return []
     // As in `lockCounters`: the database's time, or the time of the last change if that is up to an hour later.
-    const now = chain.now().getTime()
     const at = new Date(Math.max(now, Math.min(end.at.getTime(), now + AN_HOUR)))
     return [[organization_id, { organization_id, known: end, head: end.head, at, hasKey: true }] as const]
   }))
@@ -71,6 +74,7 @@ export async function appendToKnownEnds (
   const sentAt = performance.now()
   const recorded = await append(db, {
     synchronous_commit,
+    now,
     events: JSON.stringify(events),
     ends: JSON.stringify(moved.map(({ organization_id, known, head, at }) => ({
       organization_id,

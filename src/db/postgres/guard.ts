@@ -27,7 +27,11 @@ const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prep
 export const endOfWait = (waited = 0): number => waitNow() + DEADLINE - waited
 
 /** Throws OutOfTime if `work` does not end by `until`. A sent statement continues; its outcome is unknown. */
-export const inTime = <T>(until: number, work: Promise<T>): Promise<T> => within(until, work, () => {}, OutOfTime)
+export const inTime = <T>(until: number, work: Promise<T>, Late = OutOfTime): Promise<T> =>
+  within(until, work, () => {}, Late)
+
+/** The error for work that does not end in the milliseconds that it has left. */
+export const lateOf = (left: number): typeof OutOfTime => left < LEAST_OF_OUTAGE ? OutOfTime : DatabaseUnavailable
 
 let spentOfNext = 0
 
@@ -102,7 +106,7 @@ export function guard (
 
   async function begin<T> (fn: (tx: TransactionSql) => Promise<T>) {
     const left = deadline - spentOfNext
-    const Late = left < LEAST_OF_OUTAGE ? OutOfTime : DatabaseUnavailable
+    const Late = lateOf(left)
     const called = waitNow()
     const done = beginPiece('transaction')
     const leave = await enterPool(pool, Math.min(patience, left))

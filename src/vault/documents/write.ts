@@ -6,7 +6,7 @@ import {
 } from '../../db/database.ts'
 import { eventRow, type EventRow } from '../../db/events.ts'
 import { isLostTransaction } from '../../db/postgres/errors.ts'
-import { DEADLINE, endOfWait, inTime } from '../../db/postgres/guard.ts'
+import { DEADLINE, endOfWait, inTime, lateOf } from '../../db/postgres/guard.ts'
 import { appendToKnownEnds, rememberEnds } from '../../db/changes/known-ends.ts'
 import { queueOf, type Entry } from '../../db/changes/queue.ts'
 import { pauseUntil, transactionOnce } from '../../db/changes/transaction.ts'
@@ -70,7 +70,8 @@ export async function writeLevel (
 }
 
 /**
- * Records the events of requests that only read. Batches of events share a transaction with other changes.
+ * Records the events of requests that only read. A batch of such events takes one statement where the ends of the
+ * chains are known; other batches are a transaction.
  *
  * @param commit with `off`, a crash of the database can lose the events of the last second, whose responses were sent
  */
@@ -96,11 +97,13 @@ const MIN_TIMEOUT_MS = 1_500
 
 async function writeTogether (db: Db, queued: readonly Queued[]): Promise<void> {
   const commit = queued.some(({ commit }) => commit === 'on') ? 'on' : 'off'
-  const left = Math.max(MIN_TIMEOUT_MS, Math.min(...queued.map(({ until }) => until)) - waitNow())
-  const entries = await recordReads(db, queued, commit, left)
+  const until = Math.min(...queued.map(({ until }) => until))
+  const left = () => Math.max(MIN_TIMEOUT_MS, until - waitNow())
+  const entries = await recordReads(db, queued, commit, left())
   if (entries.length === 0) return
   try {
-    const { outcomes, counters } = await transactionOnce(db, async (db) => apply(db, entries, commit), DEADLINE - left)
+    const { outcomes, counters } =
+      await transactionOnce(db, async (db) => apply(db, entries, commit), DEADLINE - left())
     rememberEnds(db, counters)
     for (const [i, entry] of entries.entries()) {
       const outcome = outcomes[i]!
@@ -127,7 +130,7 @@ async function recordReads (db: Db, queued: readonly Queued[], commit: Synchrono
   const rows = queued.flatMap((request) => 'row' in request ? [request.row] : [])
   if (rows.length < queued.length) return queued
   try {
-    const recorded = await inTime(waitNow() + left, appendToKnownEnds(db, rows, commit))
+    const recorded = await inTime(waitNow() + left, appendToKnownEnds(db, rows, commit), lateOf(left))
     for (const { organizationId, resolve } of queued) if (recorded.has(organizationId)) resolve(undefined)
     return queued.filter(({ organizationId }) => !recorded.has(organizationId))
   } catch (error) {
