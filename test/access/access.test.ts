@@ -368,7 +368,7 @@ t.test('checks run in order: token, organization, limit, status, scope, body, pl
 })
 
 /**
- * A client-managed level with one version. Creates them while the limit is higher, because the limit would refuse the
+ * Creates a client-managed level with one version. Raises the rate limit before, because the limit would refuse the
  * requests.
  */
 async function settleWithin (app: TestApp): Promise<Caller> {

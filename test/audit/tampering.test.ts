@@ -300,7 +300,7 @@ await block('documents swapped, whole or moved to another level', async () => {
       )
     }
   }
-  // Swaps the ids through a temporary free id, so that no constraint can refuse the swap.
+  // Swaps the level ids through a temporary free id, so that no constraint can refuse the swap.
   const [a, b] = [documents[2]!, documents[3]!]
   const rename = (from: string, to: string) => `UPDATE secrets SET level_id = '${to}' WHERE level_id = '${from}'`
   const [{ x, y }] = await service.sql(

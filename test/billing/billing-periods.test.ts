@@ -123,7 +123,9 @@ t.test('what is over is closed before it is changed, also when the background wa
   t.strictSame(await eventsOf(service, changed!), ['subscription.create', 'subscription.renew', 'subscription.update'])
 })
 
-/** Calls `cut` before, during or after the first statement that matches. Returns whether it did. */
+/**
+ * Calls `cut` before, during or after the first statement that matches. Returns a function that says whether it did so.
+ */
 function cutAt (when: 'before' | 'during' | 'after', what: RegExp, cut: () => void): () => boolean {
   let isCut = false
   const look = (message: unknown) => {

@@ -293,7 +293,7 @@ t.test('JSON and YAML projects keep types: set replaces by any JSON, a merge pat
     t.equal((await json('{ "set": {"id": 12345678901234567890} }', key)).headers['idempotent-replayed'], 'true')
     t.equal((await values()).id, '12345678901234567890')
 
-    // The spelling of each value belongs to the request. The order of names does not.
+    // The spelling of each value belongs to the request. The order of names does not belong to the request.
     const places = { 'idempotency-key': `places-${secret_format}` }
     t.equal((await json('{"set": {"x": 1.0, "y": 1, "z": {"b": 2.50, "c": [{"k": 1.0, "l": 1}]}}}', places)).status, 200)
     for (const other of [

@@ -91,7 +91,7 @@ t.test('a document of 1 MiB is stored however its JSON is escaped, and a larger 
     [Buffer.from(`{"plaintext":"${'\\n'.repeat(BLOB_BYTES * 1.5)}\\u0000"}`), 'validation_failed'],
     [Buffer.concat([Buffer.alloc(3 * BLOB_BYTES, ' '), Buffer.from('{')]), 'malformed_json']
   ] as const) t.match(await send(port, pathOf(caller), caller, body), new RegExp(`^HTTP/1\\.1 4(?:00|22) [\\s\\S]*${code}`))
-  // The limit of every other route is unchanged.
+  // All other routes keep their lower limit for the body.
   const { project, target, environment } = at
   const patched = await send(
     port, `/api/v1/${caller.organization}/${project}/${target}/${environment}/secrets/names`, caller, Buffer.alloc(3 * BLOB_BYTES, ' '))
@@ -114,8 +114,8 @@ const WITH_LENGTH = 'Content-Length: 90000\r\n\r\n{'
 const IN_CHUNKS = `Transfer-Encoding: chunked\r\n\r\n${(20_000).toString(16)}\r\n${' '.repeat(20_000)}\r\n`
 
 /**
- * Two uploads of the caller that have begun and hold the places of its organization, as `ask` shows with 503. What asks
- * takes a place for a moment, so that one of the two may be refused: it is begun again.
+ * Starts two uploads of the caller that occupy all slots of an organization. `ask` then gets 503. The request of `ask`
+ * takes a slot for a moment, so the service may refuse one of the two uploads. Then the test starts this upload again.
  */
 async function hold (port: number, caller: Caller, begun: string, ask: () => Promise<string>) {
   const begin = () => {

@@ -152,7 +152,7 @@ t.test('of writers with one ETag, one wins, also with other writers beside them'
     i % 2 === 0 ? store(send, level!, `WRITER=${i}`, headers) : store(send, other!, `WRITER=${i}`)))
   t.same(answers.map(({ status }) => status).filter((_, i) => i % 2 === 0).sort(), [200, ...Array(9).fill(412)])
   t.same([...new Set(answers.map(({ status }) => status).filter((_, i) => i % 2 === 1))], [200])
-  // This includes the first document of a level.
+  // The same holds for the first document of a level.
   const fresh = running.levels[3]!
   const created = await Promise.all(times(5, (i) => store(send, fresh, `WRITER=${i}`, { 'if-none-match': '*' })))
   t.same(created.map(({ status }) => status).sort(), [200, 412, 412, 412, 412])
@@ -174,8 +174,8 @@ t.test('deletes, stores, restores and writes without a version of one level, tog
     send('POST', '/secrets/delete', { ...level }),
     send('POST', `/secrets/versions/${id}/restore`, {})
   ])
-  // The statuses for any order of the queue. Only one of two deletes finds the document, and a conditional store may
-  // find one.
+  // The allowed statuses, for every possible order of the queue. Only one of two deletes finds the document, and a
+  // conditional store may find a document.
   for (const [i, allowed] of [[200], [204, 404], [200, 412], [200], [200], [204, 404], [204, 404], [200]].entries()) {
     t.ok(allowed.includes(answers[i]!.status), `${i}: ${answers[i]!.status} ${answers[i]!.text}`)
   }

@@ -144,7 +144,7 @@ function newest () {
     .find(bin => fs.existsSync(path.join(bin, 'initdb')) && fs.existsSync(path.join(bin, 'postgres')))
 }
 
-/** The user to run PostgreSQL as, because it refuses to run as root; undefined for the own user. */
+/** The user to run PostgreSQL as, because it refuses to run as root; undefined if the current user is not root. */
 export function unprivileged () {
   if (process.getuid?.() !== 0) return undefined
   const line = fs.readFileSync('/etc/passwd', 'utf8').split('\n').find(line => line.startsWith('postgres:'))

@@ -168,7 +168,7 @@ export function scratchDirectory (t: Teardown): string {
 }
 
 /**
- * The variables for a command with an empty database of its own, by default of the kind that this run tests. The
+ * The variables for a command with a new, empty database, by default of the kind that this run tests. The
  * database is deleted after the test.
  */
 export async function emptyPlace (

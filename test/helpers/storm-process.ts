@@ -3,7 +3,7 @@ import { connect, type Socket } from 'node:net'
 import type { Asked, Order, Storm } from './storm.ts'
 import { random } from './traffic.ts'
 
-// One in this number of successful responses is returned.
+// A storm returns one of this number of successful responses.
 const ONE_OF = 500
 
 const now = () => performance.timeOrigin + performance.now()

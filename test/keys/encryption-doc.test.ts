@@ -69,7 +69,7 @@ for (const [storage_mode, above] of [['client', ''], ['server', '/backend']] as 
     if (!LONG && storage_mode === 'server') return
     t.same(await versions(), ['update', 'create'])
     if (!LONG) return
-    // Also the documents of a project and of a target.
+    // The examples also work for the documents of a project and of a target.
     const at = `${slug}${above}`
     t.equal((await other('write', at, { env, input: `AT=${at}\n` })).code, 0)
     t.equal((await typescript('read', at, { env })).stdout, `AT=${at}\n`)
@@ -134,7 +134,7 @@ async function refusals (t: Test, example: Example, name: string) {
   t.same(await versions(), ['create'], 'nothing is stored under a wrong key')
   if (!isWhole) return
 
-  // Above, decryption detects the wrong key. Here, the server detects it.
+  // Above, the client detects the wrong key by decryption. Here, the server detects the wrong key.
   const wrong = await example('write', slug, { env: { STRONGROOM_KEY: 'another key' }, input: 'A=2\n' })
   t.equal(wrong.code, 1)
   t.match(wrong.stderr, 'key_proof_mismatch', 'where nothing is stored yet, the server notices')

@@ -13,8 +13,8 @@ import { openRows, RowKeyError } from '../../src/vault/audit/row-authentication.
 import { freshDatabase, startIsolatedApp } from '../helpers/app.ts'
 import { beside } from '../helpers/statements.ts'
 
-// The service creates the keys that authenticate rows and events only once, for an empty database. Only the master key
-// can unwrap them.
+// The service creates the keys that authenticate rows and events only once, for an empty database. Only data
+// that the master key encrypts names these keys.
 
 t.setTimeout(120_000)
 

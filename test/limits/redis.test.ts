@@ -339,7 +339,7 @@ t.test('a Redis that may not be written to is one that cannot count, until it ca
   }
   t.ok(isAloneFor('OOM'), 'the log has the reason')
   const before = changesOf(one)
-  // Each call checks whether Redis must count it. The window does not exist yet, like that of the probe.
+  // The number of probes of Redis. Each probe is for a window that does not exist yet.
   const looks = async () => Number(/cmdstat_evalsha:calls=(\d+)/.exec(String(await redis.tell('INFO', 'commandstats')))![1])
   for (const enough = await looks() + 3; await looks() < enough; await pause(50)) await ask(one, '203.0.113.250')
   t.strictSame(changesOf(one), before, 'full for a new window, too')

@@ -141,7 +141,7 @@ t.test('a client cannot add labels: a thousand paths, methods and hosts add at m
   }
   const after = await scrape()
   t.ok(valueOf(samplesOf(after.text), 'strongroom_requests_total', { route: 'none', method: 'GET', status: '404' }) > 400)
-  // Adds two routes with 401, each with a histogram, and the error code of the response.
+  // The maximum growth: two new routes with status 401, each with a histogram, and one new error code.
   t.ok(after.text.split('\n').length - before < 50, `${after.text.split('\n').length - before} more lines`)
 })
 
@@ -246,7 +246,7 @@ t.test('labels are escaped, and a name stands once', async (t) => {
 
 t.test('any of several processes answers for all; one that is stuck is told of and waited for no longer', async (t) => {
   const common = createCommonMetrics(await createMetrics())
-  // Copies a message as between processes.
+  // Copies a message like the transfer between two processes.
   const copy = (message: object): object => JSON.parse(JSON.stringify(message))
   const stuck = new Set<string>()
   const member = async (name: string) => {
