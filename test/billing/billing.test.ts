@@ -1,4 +1,5 @@
 // runs: one database
+import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
 import { describeRefunds, exportInvoices, refundCharge, settle } from '../../src/commands/billing/billing.ts'
@@ -586,6 +587,9 @@ t.test('no more goes back than came in, in whatever parts and however many ask a
   const refund = (body: object = {}, of = id) => bill(caller, 'POST', `charges/${of}/refund`, body)
   t.equal((await refund({ amount: 1 })).body.error, 'charge_not_settled', 'what did not come in')
   await settle(service.database, 'invoice', 'paid', invoice_id)
+  // The service sends a charge to the provider after its response.
+  const unsent = `SELECT FROM charges WHERE id = '${id}' AND submitted_at IS NULL`
+  while ((await service.sql(unsent)).length > 0) await pause(20)
   await refusesAll(t, caller, refund, [
     [{ amount: 1001 }, 'refund_exceeds_charge'], [{ amount: 0 }, 'validation_failed', 'amount'],
     [{ amount: -5 }, 'validation_failed', 'amount'], [{ amount: 0.5 }, 'validation_failed', 'amount'],

@@ -312,7 +312,7 @@ function judge (document: Generated): string | undefined {
 
   const added = [...set.keys()].filter((name) => !existing.includes(name))
   // A change removes text that only readers other than dotenv read, even if the value stays the same for dotenv.
-  const isGlued = (wanted: string) => pieces.some(({ name, glued = '' }) => name === wanted && glued !== '')
+  const isGlued = (wanted: string) => (pieces.findLast(({ name }) => name === wanted)?.glued ?? '') !== ''
   const changed = existing.filter((name) => set.has(name) && (set.get(name) !== old[name] || isGlued(name)))
   const isAffected = (name: string) => unset.has(name) || changed.includes(name)
   const anchored = existing.filter((name) =>
