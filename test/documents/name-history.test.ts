@@ -171,9 +171,9 @@ t.test('versions outside the retention are neither listed nor compared', async (
   const at = await makeLevel(caller)
   const ids: string[] = []
   for (const value of [1, 2, 3, 4]) ids.push(await store(at, `A=${value}`, {}, caller))
-  for (const id of ids.slice(0, 2)) {
-    await test.sql(`UPDATE secret_versions SET ${earlier('created_at', '7 days 1 minute')}
-      WHERE organization_id = '${caller.organization}' AND id = ${id}`)
+  for (const [index, age] of ['7 days 2 minutes', '7 days 1 minute', '6 days 23 hours 50 minutes'].entries()) {
+    await test.sql(`UPDATE secret_versions SET ${earlier('created_at', age)}
+      WHERE organization_id = '${caller.organization}' AND id = ${ids[index]}`)
   }
   t.strictSame(await changes(at, 'A', '', caller), ['update changed 4'])
   t.strictSame((await history(at, 'A', '', caller)).body.meta, { unreadable: 0, missing: 0, next: null })

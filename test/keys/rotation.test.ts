@@ -610,9 +610,10 @@ t.test('versions outside the retention window are not handed out', async (t) => 
     `/${level.project}/secrets/rotate-client-keys`,
     { secrets: [{ id: ids[0].secret_id, content: sealBlob(fresh.dataKey, 'N=2') }], ...triple(fresh) }
   )
-  await test.sql(
-    `UPDATE secret_versions SET created_at = now() - interval '8 days' WHERE organization_id = '${free.organization}' AND id = 1`
-  )
+  for (const [id, age] of [[1, '7 days 1 minute'], [2, '6 days 23 hours 50 minutes']] as const) {
+    await test.sql(`UPDATE secret_versions SET created_at = now() - interval '${age}'
+      WHERE organization_id = '${free.organization}' AND id = ${id}`)
+  }
   const { data, meta } = (await send(`/${level.project}/secrets/re-encrypt-history/pending`)).body
   t.same([data.map(({ id }: any) => id), meta.remaining], [[2, 3], 2])
   const content = sealBlob(fresh.dataKey, 'N=0')
