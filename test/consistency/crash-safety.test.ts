@@ -29,7 +29,7 @@ import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { cutAt, killAgainAndAgain, runUntilKilled, type Kills } from '../helpers/crash.ts'
 import { perform as performWork, type Work } from '../helpers/crash-process.ts'
-import { LONG, sample } from '../helpers/long.ts'
+import { IN_PROOFS, LONG, sample } from '../helpers/long.ts'
 import { command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
@@ -791,7 +791,7 @@ t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off anywhere on PostgreSQL, a key ch
 
 t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: a key change killed on the embedded database is whole or not begun', {
   // keys/rewrap kills a key change on the embedded database in `npm test`.
-  skip: !LONG && 'runs in npm run test:proofs'
+  ...IN_PROOFS
 }, async (t) => {
   const scratch = scratchDirectory(t)
   const at = (name: string): Copy => ({

@@ -22,8 +22,9 @@ export function rememberEnds (db: Db, counters: Iterable<Counter>): void {
 }
 
 // Locks the counters that have the known ends and that no other transaction has locked, moves their ends, and inserts
-// their events. Nothing changes if the service's estimate of the database's time is wrong by more than the time that a
-// statement may wait for a connection. `set_config` is local to the transaction of this statement.
+// their events. Changes nothing if the service's estimate of the database's time is more than a second ahead or five
+// seconds behind; the statement may have waited two of these for a connection. `set_config` is local to the transaction
+// of this statement.
 const append = preparedSql<{ organization_id: string, clock: number }, {
   ends: string, events: string, now: number, synchronous_commit: SynchronousCommit
 }>('append_to_known_ends', ($) => sql`
