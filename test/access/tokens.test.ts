@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 25 s
 import { createHash } from 'node:crypto'
 import { crc32 } from 'node:zlib'
 import type { FastifyRequest } from 'fastify'

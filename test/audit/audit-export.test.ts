@@ -1,4 +1,4 @@
-// runs: both databases; 10 s
+// runs: both databases
 import t, { type Test } from 'tap'
 import { EXPORT_COLUMNS, MAX_COUNTED, MAX_DAYS, MAX_EXPORTED } from '../../schemas/audit.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'

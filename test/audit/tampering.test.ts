@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 15 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'

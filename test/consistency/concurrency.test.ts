@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 11 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { setTimeout as pause } from 'node:timers/promises'
 import { sql, type SQL } from 'drizzle-orm'

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 15 s
 import { cpSync, mkdirSync, rmSync } from 'node:fs'
 import type { KeyObject } from 'node:crypto'
 import { join } from 'node:path'

@@ -1,4 +1,4 @@
-// runs: no database; 10 s
+// runs: no database; 45 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { once } from 'node:events'
 import { setTimeout as pause } from 'node:timers/promises'

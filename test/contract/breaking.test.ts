@@ -1,4 +1,4 @@
-// runs: no database; 11 s
+// runs: no database; 7 s
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'

@@ -1,4 +1,4 @@
-// runs: no database
+// runs: no database; 7 s
 import { execFile } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { promisify } from 'node:util'

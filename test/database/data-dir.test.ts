@@ -1,4 +1,4 @@
-// runs: no database; 7 s
+// runs: no database; 5 s
 import { spawnSync } from 'node:child_process'
 import { chmodSync, chownSync, existsSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'

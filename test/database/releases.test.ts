@@ -1,4 +1,4 @@
-// runs: PostgreSQL; 20 s
+// runs: PostgreSQL; 6 s
 import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t from 'tap'

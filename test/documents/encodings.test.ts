@@ -1,4 +1,4 @@
-// runs: no database; 20 s
+// runs: no database; 8 s
 import { spawnSync } from 'node:child_process'
 import { chmodSync } from 'node:fs'
 import { join } from 'node:path'

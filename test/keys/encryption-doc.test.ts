@@ -1,4 +1,4 @@
-// runs: no database
+// runs: no database; 9 s
 import { readFileSync } from 'node:fs'
 import type { AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'

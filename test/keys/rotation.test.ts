@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 15 s
 import { createCipheriv, createDecipheriv } from 'node:crypto'
 import t, { type Test } from 'tap'
 import { sql } from 'drizzle-orm'

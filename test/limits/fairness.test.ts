@@ -1,4 +1,4 @@
-// runs: both databases; 13 s
+// runs: both databases; 15 s
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { makeProof } from '../../src/crypto/key-proof.ts'

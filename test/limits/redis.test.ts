@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 15 s
 import Fastify, { type FastifyInstance } from 'fastify'
 import { once } from 'node:events'
 import { get } from 'node:http'

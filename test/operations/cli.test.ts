@@ -1,4 +1,4 @@
-// runs: one database; 14 s
+// runs: one database; 25 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { once } from 'node:events'
 import fs, {

@@ -1,4 +1,4 @@
-// runs: no database
+// runs: no database; 7 s
 import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { request } from 'node:http'
 import { join } from 'node:path'

@@ -1,4 +1,4 @@
-// runs: PostgreSQL
+// runs: PostgreSQL; 15 s
 import { spawnSync } from 'node:child_process'
 import { once } from 'node:events'
 import fs from 'node:fs'

@@ -1,4 +1,4 @@
-// runs: both databases; 10 s
+// runs: both databases
 import t, { type Test } from 'tap'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'

@@ -1,4 +1,4 @@
-// runs: one database; 15 s
+// runs: one database; 7 s
 import { sql } from 'drizzle-orm'
 import t from 'tap'
 import { describeVerified } from '../../src/commands/audit/audit.ts'

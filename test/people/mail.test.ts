@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 20 s
 import { once } from 'node:events'
 import { createServer } from 'node:net'
 import t, { type Test } from 'tap'

@@ -1,4 +1,4 @@
-// runs: one database; 20 s
+// runs: one database; 5 s
 import t from 'tap'
 import { startApp } from '../helpers/app.ts'
 import { OPERATIONS, publishedPaths, requestOf, settle, type Row } from '../helpers/operations.ts'
