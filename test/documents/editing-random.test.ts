@@ -276,19 +276,32 @@ function patternOf (
     const [above = '', ...others] = all
     return literally(open) + above + first + others.join('') + literally(close)
   }
-  const all = literally(open) + pieces.filter(isKept).map(own).join('')
+  const isNamed = ({ name }: Piece) => name !== undefined
+  const withText = (inserted: string, before: number) => literally(open) +
+    pieces.map((piece, index) => (index === before ? inserted : '') + (isKept(piece) ? own(piece) : '')).join('')
+  const firstKept = pieces.findIndex((piece) => isNamed(piece) && isKept(piece))
+  // Readers of YAML 1.1 refuse a line `...` without a document above.
+  const isEmptied = close !== '' && open === '' && added === 0 && firstKept === -1
+  const all = isEmptied ? withText(`\\{\\}${lineEnd}`, pieces.findIndex(isNamed)) : withText('', -1)
+  // Without a line ending at its end, readers disagree about the last line feed of a block scalar.
+  const lastKept = pieces.findLast(isKept)
+  const endsInBlock = lastKept?.lines !== undefined && (isChanged(lastKept) || isBlockScalar(lastKept))
   if (added === 0) {
-    // Without the last line, the line before it has no ending, unless the ending is a part of a value `|+`.
+    // Without the last line, the line before it has no ending.
     if (!endless || isKept(pieces.at(-1)!)) return all + literally(close)
-    const end = /[|>]\d?\+/.test(text(document)) ? `(?:${document.lineEnd})?` : ''
+    const end = endsInBlock ? `(?:${document.lineEnd})?` : ''
     // The lines of a changed value can be its last part.
     return all.replace(/(?:\r\n|[\r\n])((?:\[\^\]\*\?)?)$/, '$1') + end
   }
   const isOpen = endless && isKept(pieces.at(-1)!)
   // dotenv needs an empty line after a line `NAME:`.
   const before = isOpen ? `${lineEnd}(?:${lineEnd})?` : `(?:${lineEnd})?`
-  return `${all}${before}${news.join(lineEnd)}${endless ? '' : lineEnd}${literally(close)}`
+  const below = `${all}${before}${news.join(lineEnd)}${endless ? '' : lineEnd}${literally(close)}`
+  return isOpen && endsInBlock ? `(?:${below}|${withText(news.map((one) => one + lineEnd).join(''), firstKept)})` : below
 }
+
+/** Whether the value is a block scalar that keeps its last line feed. */
+const isBlockScalar = ({ value, lines }: Piece) => lines !== undefined && /^ [|>]\d?$/.test(value)
 
 /** Returns a description of what is wrong with a change, if anything. */
 function judge (document: Generated): string | undefined {
@@ -311,9 +324,12 @@ function judge (document: Generated): string | undefined {
   const result = changeNames(format, mark + before, { set: texts(set), unset: [...unset, 'missing'], replace })
 
   const added = [...set.keys()].filter((name) => !existing.includes(name))
-  // A change removes text that only readers other than dotenv read, even if the value stays the same for dotenv.
-  const isGlued = (wanted: string) => (pieces.findLast(({ name }) => name === wanted)?.glued ?? '') !== ''
-  const changed = existing.filter((name) => set.has(name) && (set.get(name) !== old[name] || isGlued(name)))
+  // A value that another reader reads differently is written again, even if it stays the same for dotenv or for us.
+  const isAmbiguous = (wanted: string) => {
+    const piece = pieces.findLast(({ name }) => name === wanted)!
+    return (piece.glued ?? '') !== '' || (endless && piece === pieces.at(-1) && isBlockScalar(piece))
+  }
+  const changed = existing.filter((name) => set.has(name) && (set.get(name) !== old[name] || isAmbiguous(name)))
   const isAffected = (name: string) => unset.has(name) || changed.includes(name)
   const anchored = existing.filter((name) =>
     isAffected(name) && users.get(name)?.filter(not(name)).some((user) => !isAffected(user)))
@@ -328,7 +344,7 @@ function judge (document: Generated): string | undefined {
       ? ![...set.values()].some((value) => value.endsWith('\\'))
       : result.refused !== 'unholdable' ||
         (isHeldByEnv(value, rest) && (changed.length + added.length + unset.size === 1 || !value.endsWith('\\'))))
-    return isHeld ? `refused: ${JSON.stringify([result, set.get(refusedName)])}` : undefined
+    return isHeld ? `refused: ${JSON.stringify([result, [...set], [...unset]])}` : undefined
   }
   if (anchored.length > 0) return 'broke an alias'
   const lists = { added: added.sort(), changed: changed.sort(), removed: [...unset].sort() }
