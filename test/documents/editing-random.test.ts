@@ -340,10 +340,11 @@ function judge (document: Generated): string | undefined {
     const refusedName = 'name' in result ? result.name ?? '' : ''
     const value = set.get(refusedName) ?? ''
     // The quotes of other changed values can also become the end of a value that ends with a backslash.
+    const isAlone = changed.length + added.length + unset.size === 1
+    const canRunOn = [...set.values()].some((value) => value.endsWith('\\'))
     const isHeld = format !== 'env' || (result.refused === 'together'
-      ? ![...set.values()].some((value) => value.endsWith('\\'))
-      : result.refused !== 'unholdable' ||
-        (isHeldByEnv(value, rest) && (changed.length + added.length + unset.size === 1 || !value.endsWith('\\'))))
+      ? !canRunOn
+      : result.refused !== 'unholdable' || (isHeldByEnv(value, rest) && (isAlone || !canRunOn)))
     return isHeld ? `refused: ${JSON.stringify([result, [...set], [...unset]])}` : undefined
   }
   if (anchored.length > 0) return 'broke an alias'
