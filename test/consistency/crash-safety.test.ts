@@ -1,4 +1,4 @@
-// runs: one database; 15 s
+// runs: one database; 270 s
 import { cpSync, mkdirSync, rmSync } from 'node:fs'
 import type { KeyObject } from 'node:crypto'
 import { join } from 'node:path'
