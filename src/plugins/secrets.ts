@@ -1,5 +1,5 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import { Type } from '@sinclair/typebox'
+import { Type, type Static } from '@sinclair/typebox'
 import { DryRunAnswer } from '../../schemas/dry-run.ts'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import {
@@ -7,6 +7,7 @@ import {
   type Merge
 } from '../../schemas/secrets.ts'
 import { BLOB_BYTES, NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
+import { change } from '../changes/change.ts'
 import { takeLargeBodies } from '../http/bodies/large-bodies.ts'
 import { booleanIn } from '../http/bodies/validation.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
@@ -32,10 +33,10 @@ import { purgeHistories } from '../repositories/operations/cleanup.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { requireKeptAt } from '../rules/moments.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
-import { acceptContent, notesOf, type Notes } from '../vault/documents/accept.ts'
+import { acceptContent, notesOf } from '../vault/documents/accept.ts'
 import { retrievalOf, revealKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openCurrent, sizeOf } from '../vault/documents/documents.ts'
-import { dryRunAnswer, outcomeOfDryRun, planChange, plannedLevel, type PlannedChange } from '../vault/documents/dry-run.ts'
+import { dryRunAnswer, eventOfDryRun, planChange, plannedLevel } from '../vault/documents/dry-run.ts'
 import type { Change } from '../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
 import {
@@ -43,7 +44,6 @@ import {
   type Contents, type Reading, type View
 } from '../vault/documents/read.ts'
 import { removeSome } from '../vault/jobs/cleanup.ts'
-import { writeLevel } from '../vault/documents/write.ts'
 
 const READ_ERRORS = [
   'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'
@@ -155,7 +155,7 @@ export const secrets: Domain = async (app) => {
       if (no_backup && !isDryRun(request)) await deleteForGood(request)
       else {
         const planned = await deleteWithSnapshot(request, no_backup)
-        if (planned !== undefined) return reply.code(200).send(dryRunAnswer(await plannedLevel(planned)))
+        if (planned !== null) return reply.code(200).send(planned)
       }
       return reply.code(204).send(null)
     }
@@ -164,13 +164,12 @@ export const secrets: Domain = async (app) => {
   /** Deletes the document and keeps a snapshot. A dry run of a deletion with or without a snapshot returns the plan. */
   async function deleteWithSnapshot (
     request: FastifyRequest, no_backup: boolean
-  ): Promise<PlannedChange | undefined> {
+  ): Promise<Static<typeof DryRunAnswer> | null> {
     const { organization } = principalOf(request)
     const storageKey = storageKeyOf(app.keyring, organization)
-    let planned: PlannedChange | undefined
-    await writeLevel(app.db, organization, actorOf(request), {
+    const { body } = await change<Static<typeof DryRunAnswer> | null>(app.db, actorOf(request), {
       storageKey,
-      target: { names: namesIn(request), include: 'readable' },
+      load: { names: namesIn(request), include: 'readable' },
       bytes: ownSecret(levelOf(request))?.size_bytes ?? 0,
       decide (found) {
         const state = requireLevel(request, found)
@@ -179,12 +178,16 @@ export const secrets: Domain = async (app) => {
         requirePrecondition(request.headers, etagOf(storageKey, [secret]))
         const record = { action: 'delete' as const, blob: openCurrent(storageKey, state, secret) }
         const change: Change = { blob: null, record: no_backup ? null : record, event: 'secret.delete' }
-        if (!isDryRun(request)) return change
-        planned = planChange(app.keyring, storageKey, state, change, null)
-        return outcomeOfDryRun(change, planned, 'secret.names')
+        if (!isDryRun(request)) return { change, answer: () => ({ status: 204, body: null }) }
+        const planned = planChange(app.keyring, storageKey, state, change, null)
+        return {
+          change,
+          read: eventOfDryRun(change, planned, 'secret.names'),
+          dryRun: async () => ({ body: dryRunAnswer(await plannedLevel(planned)) })
+        }
       }
     })
-    return planned
+    return body
   }
 
   async function deleteForGood (request: FastifyRequest) {
@@ -311,11 +314,9 @@ const storing: Domain = async (app) => {
       const { no_backup = false } = request.body
       const storageKey = storageKeyOf(app.keyring, organization)
       const { content = '', plaintext } = request.body
-      let notes: Notes = {}
-      let planned: PlannedChange | undefined
-      const written = await writeLevel(app.db, organization, actorOf(request), {
+      const { headers = {}, body } = await change(app.db, actorOf(request), {
         storageKey,
-        target: { names: namesIn(request), include: isDryRun(request) ? 'readable' : 'storable' },
+        load: { names: namesIn(request), include: isDryRun(request) ? 'readable' : 'storable' },
         bytes: content.length + (plaintext ?? '').length,
         decide (found) {
           const state = requireLevel(request, found)
@@ -323,34 +324,49 @@ const storing: Domain = async (app) => {
           requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
           const accepted = acceptContent(app, state, request.body)
           const { blob, revealed } = accepted
-          notes = notesOf(state, accepted)
+          const notes = notesOf(state, accepted)
           const record = no_backup ? null : { action: secret?.is_stored ? 'update' as const : 'create' as const, blob }
           const change: Change = { blob, record, event: 'secret.store', revealed }
-          if (!isDryRun(request)) return change
-          planned = planChange(app.keyring, storageKey, state, change, plaintext ?? accepted.plain?.toString())
-          // The response tells whether the document has the sent values, so the event is a read of values.
-          return outcomeOfDryRun(change, planned, 'secret.decrypt')
+          if (!isDryRun(request)) {
+            return {
+              change,
+              answer: (written) => ({
+                headers: { etag: etagOf(storageKey, [written.secret]) },
+                body: { ...answerOfStore(state, written.secret), ...notes }
+              })
+            }
+          }
+          const planned = planChange(app.keyring, storageKey, state, change, plaintext ?? accepted.plain?.toString())
+          const planOfStore = { id: secret?.id ?? null, size_bytes: sizeOf(blob), version: null }
+          return {
+            change,
+            // The response tells whether the document has the sent values, so the event is a read of values.
+            read: eventOfDryRun(change, planned, 'secret.decrypt'),
+            dryRun: async () => ({
+              body: { ...answerOfStore(state, planOfStore), ...dryRunAnswer(await plannedLevel(planned)), ...notes }
+            })
+          }
         }
       })
-      if (written !== undefined) reply.header('etag', etagOf(storageKey, [written.secret]))
-      const state = written?.state ?? planned!.state
-      const version = written?.secret.version ?? null
-      return {
-        data: {
-          type: 'secrets' as const,
-          level: state.level,
-          source: state.slug,
-          bytes: written?.secret.size_bytes ?? sizeOf(planned!.change!.blob!),
-          secret_id: written?.secret.id ?? ownSecret(state)?.id ?? null,
-          version: version === null ? null : String(version)
-        },
-        message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`,
-        ...(planned !== undefined && dryRunAnswer(await plannedLevel(planned))),
-        ...notes
-      }
+      reply.headers(headers)
+      return body
     }
   })
 }
+
+const answerOfStore = (
+  { level, slug }: LevelState, { id, size_bytes, version }: Pick<SecretRow, 'size_bytes' | 'version'> & { id: string | null }
+) => ({
+  data: {
+    type: 'secrets' as const,
+    level,
+    source: slug,
+    bytes: size_bytes,
+    secret_id: id,
+    version: version === null ? null : String(version)
+  },
+  message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`
+})
 
 // Only GET and HEAD can get 304 (RFC 9110, 13.1.2).
 const isConditional = ({ method, headers }: FastifyRequest) =>

@@ -7,6 +7,7 @@ import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
   RestoreToAnswer, RestoreToBody, VersionAnswer, VersionPage, VersionParams, type LevelOfHistory, type Version
 } from '../../schemas/versions.ts'
+import { change } from '../changes/change.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { isDryRun } from '../http/repeats/dry-run.ts'
 import { requirePrecondition } from '../http/repeats/etags.ts'
@@ -32,12 +33,10 @@ import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { counted } from '../rules/formats/words.ts'
-import { acceptRestored, notesOfRestore, type Notes } from '../vault/documents/accept.ts'
+import { acceptRestored, notesOfRestore } from '../vault/documents/accept.ts'
 import { describeKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openVersion } from '../vault/documents/documents.ts'
-import {
-  DRY_RUN_MESSAGE, dryRunAnswer, outcomeOfDryRun, planChange, plannedLevel, type PlannedChange
-} from '../vault/documents/dry-run.ts'
+import { DRY_RUN_MESSAGE, dryRunAnswer, eventOfDryRun, planChange, plannedLevel } from '../vault/documents/dry-run.ts'
 import type { Change } from '../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
 import { removeSome } from '../vault/jobs/cleanup.ts'
@@ -45,7 +44,6 @@ import { hasNames } from '../vault/documents/open-documents.ts'
 import { eventOfReading } from '../vault/documents/read.ts'
 import { previewRestore } from '../vault/operations/restore-preview.ts'
 import { restoreTo } from '../vault/operations/restore-to.ts'
-import { writeLevel } from '../vault/documents/write.ts'
 
 const RESTORE_ERRORS = [
   'version_locked', 'content_required_for_old_key', 'key_proof_mismatch', 'key_proof_reveals_key',
@@ -144,11 +142,11 @@ export const versions: Domain = async (app) => {
       const { organization } = principalOf(request)
       const storageKey = storageKeyOf(app.keyring, organization)
       const { version, secret } = versionOf(request)
-      let notes: Notes = {}
-      let planned: PlannedChange | undefined
-      const written = await writeLevel(app.db, organization, actorOf(request), {
+      const { version: restored_from } = request.params
+      const data = { type: 'secrets' as const, secret_id: secret.id, restored_from }
+      const { headers = {}, body } = await change(app.db, actorOf(request), {
         storageKey,
-        target: { secret_id: secret.id, version: version.id, include: isDryRun(request) ? 'readable' : 'storable' },
+        load: { secret_id: secret.id, version: version.id, include: isDryRun(request) ? 'readable' : 'storable' },
         bytes: request.body.content?.length ?? version.size_bytes,
         // Checks the version again, because another request may have purged it. Checks that the plan still keeps the
         // version before the key proof.
@@ -159,26 +157,31 @@ export const versions: Domain = async (app) => {
           requirePrecondition(request.headers, current?.is_stored ? etagOf(storageKey, [current]) : undefined)
           const accepted = acceptRestored(app, storageKey, state, restored, request.body)
           const { blob, revealed } = accepted
-          notes = notesOfRestore(state, accepted)
+          const notes = notesOfRestore(state, accepted)
           const record = { action: 'restore' as const, blob, restored_from: restored.version.id }
           const change: Change = { blob, record, event: 'secret.restore', revealed }
-          if (!isDryRun(request)) return change
-          planned = planChange(app.keyring, storageKey, state, change, accepted.plain?.toString())
+          if (!isDryRun(request)) {
+            return {
+              change,
+              answer: (written) => ({
+                headers: { etag: etagOf(storageKey, [written.secret]) },
+                body: { data, message: `Restored version ${restored_from} as version ${written.secret.version}.`, ...notes }
+              })
+            }
+          }
+          const planned = planChange(app.keyring, storageKey, state, change, accepted.plain?.toString())
           // With `content`, the response tells whether the document has the sent values, so the event is a read of
           // values.
-          const read = request.body.content === undefined ? 'secret.names' : 'secret.decrypt'
-          return outcomeOfDryRun(change, planned, read, { version: restored.version.id })
+          const action = request.body.content === undefined ? 'secret.names' : 'secret.decrypt'
+          return {
+            change,
+            read: eventOfDryRun(change, planned, action, { version: restored.version.id }),
+            dryRun: async () => ({ body: { data, ...dryRunAnswer(await plannedLevel(planned)), ...notes } })
+          }
         }
       })
-      if (written !== undefined) reply.header('etag', etagOf(storageKey, [written.secret]))
-      const { version: restored_from } = request.params
-      return {
-        data: { type: 'secrets' as const, secret_id: secret.id, restored_from },
-        ...(planned === undefined
-          ? { message: `Restored version ${restored_from} as version ${written!.secret.version}.` }
-          : dryRunAnswer(await plannedLevel(planned))),
-        ...notes
-      }
+      reply.headers(headers)
+      return body
     }
   })
 

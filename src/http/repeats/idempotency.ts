@@ -7,7 +7,8 @@ import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { lookupHash, transaction, type Answering, type Db } from '../../db/database.ts'
 import { recordEvent, type AuditEvent } from '../../repositories/audit/audit.ts'
 import {
-  areAnswersFull, createAnswer, findAnswer, findAnswerOfPerson, type AnswerSeal, type KeptIn, type KeyOwner
+  areAnswersFull, createAnswer, findAnswer, findAnswerOfPerson, MAX_RESPONSES, type Answer, type AnswerSeal,
+  type KeptIn, type KeyOwner, type Repeatable, type StoredResponse
 } from '../../repositories/operations/idempotency.ts'
 import { findStorageKey } from '../../repositories/levels/organizations.ts'
 import { lockUser } from '../../repositories/people/users.ts'
@@ -41,9 +42,6 @@ export interface RedactedReplay {
   /** Rebuilds the response with the current secret; 409 if the secret is gone. Then `event` is recorded. */
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
-
-/** Maximum number of stored responses per API token, or per user in an organization. */
-const MAX_RESPONSES = 20_000
 
 const KEY_RULE = '1 to 255 visible ASCII characters, such as 01JQZ6V9T4M8N2K7R5W3X1Y0BC'
 const HEADER = Type.Optional(Patterned('^[\\x21-\\x7e]+$', KEY_RULE, {
@@ -90,7 +88,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
 
   // True if the response was replayed.
   async function findOrBegin (request: FastifyRequest, reply: FastifyReply): Promise<boolean> {
-    const answering = new StoredOnce(seal, request, await askedBy(app.db, request))
+    const answering = new StoredOnce(seal, request, reply, await askedBy(app.db, request))
     const known = await waitFor(request, answering.find(app.reads))
     if (known === undefined) request.answering = answering
     else await replay(app, request, reply, known)
@@ -114,15 +112,17 @@ class Refused extends Error {
   override readonly name = 'Refused'
 }
 
+/** A stored response. `headers` are those of `STORED_HEADERS`. */
 interface Known { status: number, headers: Record<string, string>, body: string | null, kept: object | undefined }
 interface Asked { owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn | undefined, mac: Buffer }
 
 /** Stores the response in the transaction of the change. The response is sent after the commit. */
-export class StoredOnce implements Answering {
+export class StoredOnce implements Answering, Repeatable {
   hasBegun = false
   settled: Promise<void> | undefined
   readonly #seal: AnswerSeal
   readonly #request: FastifyRequest
+  readonly #reply: FastifyReply
   readonly #asked: Asked
   readonly #answer: Promise<Known>
   #settle: { resolve: (answer: Known) => void, reject: (error: Error) => void } | undefined
@@ -130,9 +130,10 @@ export class StoredOnce implements Answering {
   #outcome: 'committed' | 'undone' | undefined
   readonly #afterwards: { work: () => void, undone: (() => void) | undefined }[] = []
 
-  constructor (seal: AnswerSeal, request: FastifyRequest, asked: Asked) {
+  constructor (seal: AnswerSeal, request: FastifyRequest, reply: FastifyReply, asked: Asked) {
     this.#seal = seal
     this.#request = request
+    this.#reply = reply
     this.#asked = asked
     this.#answer = new Promise((resolve, reject) => { this.#settle = { resolve, reject } })
     // Avoids an unhandled rejection if no transaction waits for the response.
@@ -141,15 +142,50 @@ export class StoredOnce implements Answering {
 
   /** Finds the stored response. Ends the request with 422 if the key was used for another request. */
   async find (db: Db): Promise<Known | undefined> {
-    const { organization, owner, mac } = this.#asked
+    const { organization, owner } = this.#asked
     const found = organization === undefined
       ? await findAnswerOfPerson(db, this.#request.user!.user.id, owner)
       : { organization, kept: await findAnswer(db, { organization_id: organization.id, ...owner }) }
-    if (found?.kept === undefined) return undefined
-    const { kept } = found
-    if (!sameBytes(mac, kept.request)) fail('idempotency_key_reused')
-    const text = this.#seal.open(found.organization, { organization_id: found.organization.id, ...owner, ...kept })
-    return { status: kept.status, ...JSON.parse(text) as Omit<Known, 'status'> }
+    return found?.kept && this.#open(found.organization, found.kept)
+  }
+
+  #open (organization: KeptIn, stored: StoredResponse): Known {
+    const { owner, mac } = this.#asked
+    if (!sameBytes(mac, stored.request)) fail('idempotency_key_reused')
+    const text = this.#seal.open(organization, { organization_id: organization.id, ...owner, ...stored })
+    return { status: stored.status, ...JSON.parse(text) as Omit<Known, 'status'> }
+  }
+
+  get #organization (): KeptIn {
+    const { organization } = this.#asked
+    if (organization === undefined) throw new Error('the request is outside of organizations')
+    return organization
+  }
+
+  get owner (): KeyOwner {
+    return { organization_id: this.#organization.id, ...this.#asked.owner }
+  }
+
+  repeated (stored: StoredResponse): Repeated {
+    return new Repeated(this.#open(this.#organization, stored))
+  }
+
+  seal ({ status = 200, headers = {}, body }: Answer): StoredResponse {
+    const text = body === null
+      ? null
+      : this.#reply.serializeInput(body as Record<string, unknown>, String(status)) as string
+    return this.#row(this.#organization, status, { headers, body: text, kept: undefined })
+  }
+
+  #row (organization: KeptIn, status: number, { headers, body, kept }: Omit<Known, 'status'>): StoredResponse {
+    const { owner, mac } = this.#asked
+    const { redactedReplay } = this.#request.routeOptions.config
+    const text = JSON.stringify(redactedReplay === undefined
+      ? { headers, body, kept }
+      : { headers, body: null, kept: redactedReplay.keep(JSON.parse(body!) as never) })
+    const row = { request: mac, status }
+    const sealed = this.#seal.seal(organization, { organization_id: organization.id, ...owner, ...row }, text)
+    return { ...row, sealed }
   }
 
   async begin (db: Db) {
@@ -169,13 +205,9 @@ export class StoredOnce implements Answering {
   async keep (db: Db) {
     this.#isKeeping = true
     const { status, ...answer } = await this.#answer
-    const { organization = await madeBy(db, answer.body), owner, mac } = this.#asked
-    const { redactedReplay } = this.#request.routeOptions.config
-    const text = JSON.stringify(redactedReplay === undefined
-      ? answer
-      : { ...answer, body: null, kept: redactedReplay.keep(JSON.parse(answer.body!) as never) })
-    const row = { organization_id: organization.id, ...owner, request: mac, status }
-    if (!await createAnswer(db, row, { ...row, sealed: this.#seal.seal(organization, row, text) })) fail('conflict')
+    const { organization = await madeBy(db, answer.body), owner } = this.#asked
+    const row = this.#row(organization, status, answer)
+    if (!await createAnswer(db, { organization_id: organization.id, ...owner }, row)) fail('conflict')
   }
 
   repeats (other: Answering | null | undefined): boolean {

@@ -14,6 +14,7 @@ import { andOwn, engineOf } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
+import type { Repeatable } from '../operations/idempotency.ts'
 
 /** The caller of a change, and the origin of the request. */
 export interface Actor {
@@ -27,7 +28,7 @@ export interface Actor {
   /** The credential, which must be valid when the change commits; null for the operator and for background jobs. */
   caller: Caller | null
   /** Stores the response of a request with an `Idempotency-Key`. */
-  answering?: Answering | null
+  answering?: (Answering & Repeatable) | null
   /** Milliseconds that the request has already waited for the database. */
   waited?: number
   /** The size of the request body, which counts against the byte limits of the change queue. */

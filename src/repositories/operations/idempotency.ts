@@ -1,10 +1,26 @@
 import { and, asc, eq, gt, lte, sql } from 'drizzle-orm'
-import { authorityOf, type Db } from '../../db/database.ts'
+import { authorityOf, lookUp, preparedSql, type Db } from '../../db/database.ts'
+import { andOwn, findByOrganization, rowsIn, type OfOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { columnsOf, idempotency_keys, members, organizations } from '../../db/tables.ts'
 
 /** An idempotency key and its owner. `key` is a keyed hash of the header `Idempotency-Key` (`lookupHash`). */
 export interface KeyOwner { organization_id: string, principal: string, key: string }
+
+/** A response. With an `Idempotency-Key`, the response is stored in the transaction of the change. */
+export interface Answer<Body = object | null> { status?: number, headers?: Record<string, string>, body: Body }
+
+/** A request with an `Idempotency-Key` in an organization. */
+export interface Repeatable {
+  owner: KeyOwner
+  /** Returns the error that sends a stored response again, or that the key was used for another request. */
+  repeated (stored: StoredResponse): Error
+  /** Encrypts the response. */
+  seal (answer: Answer): StoredResponse
+}
+
+/** Maximum number of stored responses per API token, or per user in an organization. */
+export const MAX_RESPONSES = 20_000
 
 /** A stored response, encrypted (`sealed`). `request` is a keyed hash of the request (`lookupHash`). */
 export interface StoredResponse { request: Buffer, status: number, sealed: Buffer }
@@ -75,6 +91,61 @@ export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }:
       setWhere: lte(idempotency_keys.created_at, new Date(authorityOf(db).chain.now().getTime() - DAY))
     }).returning({ key })
   return stored.length === 1
+}
+
+const NOT_OLD = sql`created_at > now() - interval '24 hours'`
+
+const answersOfKeys = preparedSql<{
+  query_index: number, request: Buffer, status: number, answer: { sealed: string }
+}, OfOrganization & { owners: string }>('answers_of_keys', ($) => sql`
+  SELECT owner.query_index, stored.request, stored.status, stored.answer
+  FROM jsonb_to_recordset(${$('owners')}::jsonb)
+    AS owner (query_index int, organization_id char(26), principal varchar, key varchar)
+  CROSS JOIN ${lookUp('stored', idempotency_keys, sql`organization_id = owner.organization_id
+    AND principal = owner.principal AND key = owner.key AND ${NOT_OLD}`)}`)
+
+/** The responses that were stored for idempotency keys within the last 24 hours: one for each owner, or undefined. */
+export async function findAnswers (db: Db, owners: readonly KeyOwner[]): Promise<(StoredResponse | undefined)[]> {
+  const queries = owners.map((owner, query_index) => ({ query_index, ...owner }))
+  const rows = await findByOrganization(db, queries, (organization_id, owners) =>
+    answersOfKeys(db, { organization_id, owners }))
+  const byIndex = new Map(rows.map((row) => [row.query_index, toAnswer(row)]))
+  return owners.map((_, index) => byIndex.get(index))
+}
+
+type Principal = Pick<KeyOwner, 'organization_id' | 'principal'>
+
+const answersOfPrincipals = preparedSql<Principal & { stored: number }, OfOrganization & { principals: string }>(
+  'answers_of_principals', ($) => sql`
+  SELECT its.organization_id, its.principal, (SELECT count(*)::int FROM (
+    SELECT FROM idempotency_keys k WHERE k.organization_id = its.organization_id AND k.principal = its.principal
+      AND ${NOT_OLD}${andOwn(sql`k.organization_id`)} LIMIT ${MAX_RESPONSES}) AS live) AS stored
+  FROM jsonb_to_recordset(${$('principals')}::jsonb) AS its (organization_id char(26), principal varchar)`)
+
+/** Counts the stored responses of callers, each up to `MAX_RESPONSES`. */
+export async function countAnswers (
+  db: Db, principals: readonly Principal[]
+): Promise<(Principal & { stored: number })[]> {
+  return findByOrganization(db, principals, (organization_id, principals) =>
+    answersOfPrincipals(db, { organization_id, principals }))
+}
+
+const insertAnswers = preparedSql<object, OfOrganization & { answers: string }>('insert_answers', ($) => sql`
+  INSERT INTO idempotency_keys (organization_id, principal, key, request, status, answer)
+  SELECT organization_id, principal, key, decode(request, 'hex'), status, answer
+  FROM (${rowsIn($('answers'),
+    sql`principal varchar, key varchar, request text, status int, answer jsonb`)}) AS stored
+  ON CONFLICT (organization_id, principal, key) DO UPDATE SET request = excluded.request, status = excluded.status,
+    answer = excluded.answer, created_at = excluded.created_at`)
+
+/**
+ * Stores responses. The caller has locked the counter rows of the organizations, and has found no response for these
+ * keys. So a row with one of these keys has an expired response, which is replaced.
+ */
+export async function createAnswers (db: Db, answers: readonly (KeyOwner & StoredResponse)[]): Promise<void> {
+  const rows = answers.map(({ sealed, request, ...row }) =>
+    ({ ...row, request: request.toString('hex'), answer: { sealed: sealed.toString('base64') } }))
+  await findByOrganization(db, rows, (organization_id, answers) => insertAnswers(db, { organization_id, answers }))
 }
 
 /** A page of all organizations that have expired responses. The page starts after an id. */
