@@ -16,7 +16,7 @@ interface Floor {
 
 const UP_TO_DB = ['schemas', 'src/config.ts', 'src/telemetry', 'src/rules', 'src/crypto', 'src/db']
 const UP_TO_REPOSITORIES = [...UP_TO_DB, 'src/repositories']
-const UP_TO_HTTP = [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/http', 'src/billing']
+const UP_TO_HTTP = [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/changes', 'src/http', 'src/billing']
 const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
 
 /** The allowed imports, from the lowest layer to the highest. Every source file must be in one of these places. */
@@ -37,6 +37,8 @@ const FLOORS: Record<string, Floor> = {
   },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
+  // Begins the transactions that change data.
+  'src/changes': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['type node:crypto'] },
   'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['ulidx'] },
   'src/http': {
     house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault/jobs/memberships.ts', 'src/version.ts'],
