@@ -3,30 +3,33 @@ import type { SynchronousCommit } from '../db/changes/chain.ts'
 import { rememberEnds } from '../db/changes/known-ends.ts'
 import { queueOf, type Entry } from '../db/changes/queue.ts'
 import { pauseUntil, transactionOnce } from '../db/changes/transaction.ts'
-import { codeOf, isAwayForAll, isLockTimeout, isUndone, type Db } from '../db/database.ts'
+import { codeOf, databaseError, isAwayForAll, isLockTimeout, isUndone, type Db } from '../db/database.ts'
 import { isLostTransaction } from '../db/postgres/errors.ts'
 import { DEADLINE, endOfWait } from '../db/postgres/guard.ts'
 import { waitNow } from '../db/postgres/wait-clock.ts'
-import type { Answer } from '../repositories/operations/idempotency.ts'
 import { recordReads } from './reads.ts'
-import { takeSteps, type Request } from './steps.ts'
+import { takeSteps, type Made, type Request } from './steps.ts'
 
 /** Whether queued requests share a transaction. Without, each request gets a transaction of its own. */
 const IS_SHARED = true
 
-type Queued = Entry & Request & { commit: SynchronousCommit, resolve: (answer?: Answer | Promise<Answer>) => void }
+type Queued = Entry & Request & {
+  commit: SynchronousCommit
+  resolve: (answer?: Made | Promise<Made>) => void
+}
 
 // Minimum timeout of a transaction: longer than `lock_timeout`, so that a locked counter row gives a lock timeout.
 const MIN_TIMEOUT_MS = 1_500
 
 /**
- * Runs a request in a transaction with other requests. Resolves after the commit with the response of a change. Throws
- * the errors of the steps, and DatabaseUnavailable after the deadline. `waited`: the milliseconds that the HTTP request
- * has already waited for the database.
+ * Runs a request in a transaction with other requests; with `isApart`, alone. Resolves after the commit with the
+ * response of a change. Throws the errors of the steps, and DatabaseUnavailable after the deadline. `waited`: the
+ * milliseconds that the HTTP request has already waited for the database.
  */
 export const inBatch = (db: Db, request: Request, waited: number | undefined, commit: SynchronousCommit) =>
-  new Promise<Answer | undefined>((resolve, reject) => {
-    const run: Entry['run'] = IS_SHARED ? runTogether : (db, entries) => runTogether(db, entries)
+  new Promise<Made | undefined>((resolve, reject) => {
+    const isAlone = !IS_SHARED || request.isApart === true
+    const run: Entry['run'] = isAlone ? (db, entries) => runTogether(db, entries) : runTogether
     queueOf(db).join({ ...request, until: endOfWait(waited), commit, run, resolve, reject } as Queued)
   })
 
@@ -50,10 +53,10 @@ async function runTogether (db: Db, queued: readonly Queued[]): Promise<void> {
       else entry.reject(outcome.error)
     }
   } catch (error) {
-    const isLocked = isLockTimeout(error) || isLostTransaction(error)
+    const isLocked = error instanceof RowLocked || isLockTimeout(error) || isLostTransaction(error)
     // An error without a code means that no connection was available, so a retry of each request would fail, too.
     const isOfOne = entries.length > 1 && codeOf(error) !== undefined && isUndone(error) && !isAwayForAll(error)
-    if (!isLocked && !isOfOne) throw error
+    if (!isLocked && !isOfOne) throw databaseError(error)
     for (const entry of entries) {
       // One of the requests made the transaction fail. Each request gets its own `run` function, because requests with
       // different `run` functions do not share a transaction.

@@ -5,20 +5,28 @@ import { eventRow } from '../db/events.ts'
 import type { Actor, RecordRead } from '../repositories/audit/audit.ts'
 import type { Answer } from '../repositories/operations/idempotency.ts'
 import { inBatch } from './batch.ts'
-import type { DocumentChange } from './steps.ts'
-
-export type { Decision, DocumentChange } from './steps.ts'
+import type { DocumentChange, Made, Request, RowChange } from './steps.ts'
 
 /**
- * Changes a document, with its version and its event, in the steps of `takeSteps`. Queued changes share a transaction:
- * `decide` sees the committed state and the earlier changes of the transaction. Returns the response of `decide` after
- * the commit. With an `Idempotency-Key`, the response is stored in the same transaction, and a repeated request throws
- * the error that sends the stored response.
+ * Changes rows of an organization, in the steps of `takeSteps`, in a transaction of its own. Returns the response of
+ * `decide` after the commit, with what `write` returned. With an `Idempotency-Key`, the response is stored in the same
+ * transaction, and a repeated request throws the error that sends the stored response.
  *
- * Throws the errors of `decide`; `plan_limit_reached`; CallerEnded; OrganizationInactive; DatabaseUnavailable after the
- * deadline, for example while a long operation locks the project.
+ * Throws the errors of `load` and `decide`; CallerEnded; OrganizationInactive; DatabaseUnavailable after the deadline.
  */
-export async function change<Body extends object | null> (
+export async function change<Loaded, Written, Body extends object | null> (
+  db: Db, actor: Actor, asked: RowChange<Loaded, Written, Body>
+): Promise<Made<Body> & { written: Written }> {
+  const request = { ...asked, bytes: actor.bytes ?? 0, organizationId: actor.organization_id, actor, isApart: true }
+  return await inBatch(db, request as Request, actor.waited, 'on') as Made<Body> & { written: Written }
+}
+
+/**
+ * Like `change`, for a document with its version and its event. Queued changes of documents share one transaction:
+ * `decide` sees the committed state and the earlier changes of the transaction. Also throws `plan_limit_reached`, and
+ * DatabaseUnavailable if a long operation locks the project until the deadline.
+ */
+export async function changeDocument<Body extends object | null> (
   db: Db, actor: Actor, asked: DocumentChange<Body>
 ): Promise<Answer<Body>> {
   // The document is stored twice: as the current document and as a version.

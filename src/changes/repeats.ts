@@ -39,6 +39,7 @@ export function createStoredResponses (db: Db, actors: readonly Actor[]): Stored
     },
     requireFirst ({ answering }) {
       if (answering == null) return
+      answering.hasBegun = true
       const { owner } = answering
       const stored = found.get(keyOf(owner))
       if (stored !== undefined) throw answering.repeated(stored)

@@ -7,7 +7,7 @@ import {
   type Merge
 } from '../../schemas/secrets.ts'
 import { BLOB_BYTES, NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
-import { change } from '../changes/change.ts'
+import { changeDocument } from '../changes/change.ts'
 import { takeLargeBodies } from '../http/bodies/large-bodies.ts'
 import { booleanIn } from '../http/bodies/validation.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
@@ -167,7 +167,7 @@ export const secrets: Domain = async (app) => {
   ): Promise<Static<typeof DryRunAnswer> | null> {
     const { organization } = principalOf(request)
     const storageKey = storageKeyOf(app.keyring, organization)
-    const { body } = await change<Static<typeof DryRunAnswer> | null>(app.db, actorOf(request), {
+    const { body } = await changeDocument<Static<typeof DryRunAnswer> | null>(app.db, actorOf(request), {
       storageKey,
       load: { names: namesIn(request), include: 'readable' },
       bytes: ownSecret(levelOf(request))?.size_bytes ?? 0,
@@ -314,7 +314,7 @@ const storing: Domain = async (app) => {
       const { no_backup = false } = request.body
       const storageKey = storageKeyOf(app.keyring, organization)
       const { content = '', plaintext } = request.body
-      const { headers = {}, body } = await change(app.db, actorOf(request), {
+      const { headers = {}, body } = await changeDocument(app.db, actorOf(request), {
         storageKey,
         load: { names: namesIn(request), include: isDryRun(request) ? 'readable' : 'storable' },
         bytes: content.length + (plaintext ?? '').length,

@@ -7,7 +7,7 @@ import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
   RestoreToAnswer, RestoreToBody, VersionAnswer, VersionPage, VersionParams, type LevelOfHistory, type Version
 } from '../../schemas/versions.ts'
-import { change } from '../changes/change.ts'
+import { changeDocument } from '../changes/change.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { isDryRun } from '../http/repeats/dry-run.ts'
 import { requirePrecondition } from '../http/repeats/etags.ts'
@@ -144,7 +144,7 @@ export const versions: Domain = async (app) => {
       const { version, secret } = versionOf(request)
       const { version: restored_from } = request.params
       const data = { type: 'secrets' as const, secret_id: secret.id, restored_from }
-      const { headers = {}, body } = await change(app.db, actorOf(request), {
+      const { headers = {}, body } = await changeDocument(app.db, actorOf(request), {
         storageKey,
         load: { secret_id: secret.id, version: version.id, include: isDryRun(request) ? 'readable' : 'storable' },
         bytes: request.body.content?.length ?? version.size_bytes,

@@ -18,6 +18,7 @@ import { actorOf } from '../routes/actor.ts'
 import { hooksOf, takeHeaders } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 import { isDryRun } from './dry-run.ts'
+import { tagOf } from './etags.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -53,6 +54,10 @@ const HEADER = Type.Optional(Patterned('^[\\x21-\\x7e]+$', KEY_RULE, {
 }))
 
 const STORED_HEADERS = ['etag', 'warning']
+
+const headersOf = (reply: FastifyReply): Record<string, string> => Object.fromEntries(
+  STORED_HEADERS.filter((name) => reply.hasHeader(name)).map((name) => [name, String(reply.getHeader(name))])
+)
 
 /**
  * Implements and documents `Idempotency-Key` on every `repeatable` route: a repeated request gets the first response
@@ -174,7 +179,9 @@ export class StoredOnce implements Answering, Repeatable {
     const text = body === null
       ? null
       : this.#reply.serializeInput(body as Record<string, unknown>, String(status)) as string
-    return this.#row(this.#organization, status, { headers, body: text, kept: undefined })
+    const { etag } = this.#request.routeOptions.config
+    const sent = { ...headersOf(this.#reply), ...etag && { etag: tagOf((body as { data: object }).data) }, ...headers }
+    return this.#row(this.#organization, status, { headers: sent, body: text, kept: undefined })
   }
 
   #row (organization: KeptIn, status: number, { headers, body, kept }: Omit<Known, 'status'>): StoredResponse {
@@ -237,8 +244,7 @@ export class StoredOnce implements Answering, Repeatable {
     }
     // The request had no transaction, so there is nothing to store.
     if (!this.#isKeeping) return
-    const sent = STORED_HEADERS.filter((name) => reply.hasHeader(name))
-    const headers = Object.fromEntries(sent.map((name) => [name, String(reply.getHeader(name))]))
+    const headers = headersOf(reply)
     const body = typeof payload === 'string' && payload !== '' ? payload : null
     settle.resolve({ status: reply.statusCode, headers, body, kept: undefined })
     try {

@@ -5,7 +5,7 @@ import {
 } from '../../../schemas/changes.ts'
 import type { ErrorCode } from '../../../schemas/errors.ts'
 import { WriteHeaders } from '../../../schemas/shapes.ts'
-import { change } from '../../changes/change.ts'
+import { changeDocument } from '../../changes/change.ts'
 import { levelOf, namesIn, namesOf, requireLevel } from '../../http/guard/level-lookup.ts'
 import { isDryRun } from '../../http/repeats/dry-run.ts'
 import { requirePrecondition } from '../../http/repeats/etags.ts'
@@ -65,7 +65,7 @@ export const changes: Domain = async (app) => {
         const { organization } = principalOf(request)
         const storageKey = storageKeyOf(app.keyring, organization)
         const requested = changesIn(request)
-        const { headers = {}, body } = await change<Static<typeof ChangeAnswer>>(app.db, actorOf(request), {
+        const { headers = {}, body } = await changeDocument<Static<typeof ChangeAnswer>>(app.db, actorOf(request), {
           storageKey,
           load: { names: namesOf(namesIn(request)), include: 'readable' },
           bytes: (ownSecret(levelOf(request))?.size_bytes ?? 0) + lengthOf(requested),

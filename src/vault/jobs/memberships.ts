@@ -91,14 +91,19 @@ export async function findGiven (
 }
 
 /**
- * Ends the open invitations of an organization whose inviters may no longer give them, with events. Call this under the
- * lock of the organization, after each change that ends or demotes a member or ends an API token.
+ * Ends the open invitations of an organization whose inviters may no longer give them. Returns the events. Call this
+ * under the lock of the organization, after each change that ends or demotes a member or ends an API token.
  */
-export async function endInvitations (db: Db, organizationId: string): Promise<void> {
+export async function deleteUngiven (db: Db, organizationId: string): Promise<RecordedEvent[]> {
   const open = await listGivenInvitations(db, organizationId)
   const given = new Set(await findGiven(db, organizationId, open))
   const ended = await deleteInvitations(db, open.filter((invitation) => !given.has(invitation)))
-  if (ended.length > 0) await recordEvent(db, systemOf(organizationId), ...ended.map(withdrawalOf))
+  return ended.map((invitation) => ({ actor: systemOf(organizationId), event: withdrawalOf(invitation) }))
+}
+
+/** Like `deleteUngiven`, and records the events. */
+export async function endInvitations (db: Db, organizationId: string): Promise<void> {
+  for (const { actor, event } of await deleteUngiven(db, organizationId)) await recordEvent(db, actor, event)
 }
 
 /**
