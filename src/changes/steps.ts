@@ -50,8 +50,11 @@ export interface DocumentChange<Body = object | null> {
 
 /** What `decide` of a change of rows returns. */
 export interface RowDecision<Written, Body = object | null> {
-  /** Writes the rows. Returns what the events and the response need from the database. */
-  write: (db: Db) => Promise<Written>
+  /**
+   * Writes the rows. Returns what the events and the response need from the database. A long operation locks the
+   * counter row last, with `lockCounter`.
+   */
+  write: (db: Db, lockCounter: () => Promise<Counter>) => Promise<Written>
   /** The events, each of the caller or with its own actor. */
   events: (written: Written) => (AuditEvent | RecordedEvent)[]
   answer: (written: Written) => Answer<Body>
@@ -222,13 +225,20 @@ async function changeRows (db: Db, request: RowRequest, counter: Counter, rows: 
   const { actor } = request
   await request.count?.()
   const { write, events, answer } = request.decide(await request.load(db))
-  const written = await write(db)
-  for (const one of events(written)) {
-    const { actor, event } = 'event' in one ? one : { actor: request.actor, event: one }
-    counter.stored_bytes += event.growth ?? 0
-    rows.events.push(eventRow(actor, event))
-  }
+  const written = await write(db, async () => counter)
+  rows.events.push(...eventsOf(actor, counter, events(written)))
   const made = answer(written)
   rows.responses.keep(actor, made)
   return { answer: { ...made, written } }
+}
+
+/** The rows of events, each of the caller or of its own actor. Adds the growth of the events to the counter. */
+export function eventsOf (
+  caller: Actor, counter: Counter, events: readonly (AuditEvent | RecordedEvent)[]
+): EventRow[] {
+  return events.map((one) => {
+    const { actor, event } = 'event' in one ? one : { actor: caller, event: one }
+    counter.stored_bytes += event.growth ?? 0
+    return eventRow(actor, event)
+  })
 }

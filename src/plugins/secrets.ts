@@ -7,23 +7,22 @@ import {
   type Merge
 } from '../../schemas/secrets.ts'
 import { BLOB_BYTES, NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
-import { changeDocument } from '../changes/change.ts'
+import { change, changeDocument } from '../changes/change.ts'
 import { takeLargeBodies } from '../http/bodies/large-bodies.ts'
 import { booleanIn } from '../http/bodies/validation.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
 import { isDryRun } from '../http/repeats/dry-run.ts'
 import { listsEtag, requirePrecondition } from '../http/repeats/etags.ts'
-import { afterCommit } from '../http/repeats/idempotency.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
 import { sayLeftOut } from '../http/responses/left-out.ts'
 import {
-  inLevel, levelOf, locate, namesIn, namesOf, requireInside, requireLevel, slicesOf, TARGET_RULE
+  levelOf, locate, lockLevel, namesIn, namesOf, requireInside, requireLevel, slicesOf, TARGET_RULE
 } from '../http/guard/level-lookup.ts'
 import { LEVEL_PATHS } from '../http/routes/level-paths.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
-import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
+import { eventOf } from '../repositories/audit/audit.ts'
 import { emptySecret } from '../repositories/secrets/re-encryption.ts'
 import {
   activeKeyOf, ownSecret, type Include, type LevelState, type SecretRow
@@ -192,21 +191,28 @@ export const secrets: Domain = async (app) => {
 
   async function deleteForGood (request: FastifyRequest) {
     const { organization } = principalOf(request)
-    await inLevel(app, request, async (db, state) => {
-      const secret = ownSecret(state)
-      if (!isStored(secret)) return fail('not_found', { resource: 'secret' })
-      requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
-      const { versions: purged, bytes } = await purgeHistories(
-        db, organization.id, state.project.id, { secret_id: secret.id }
-      )
-      await emptySecret(db, state, secret)
-      await removeSome(db, organization.id)
-      const event = eventOf('secret.delete', secret.id)
-      await recordEvent(db, actorOf(request), {
-        ...event, details: { level: state.level, purged }, growth: -bytes - secret.size_bytes
+    await change(app.db, actorOf(request), {
+      async load (db) {
+        const state = await lockLevel(db, request)
+        const secret = ownSecret(state)
+        if (!isStored(secret)) return fail('not_found', { resource: 'secret' })
+        requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
+        return { state, secret }
+      },
+      decide: ({ state, secret }) => ({
+        async write (db) {
+          const purged = await purgeHistories(db, organization.id, state.project.id, { secret_id: secret.id })
+          await emptySecret(db, state, secret)
+          await removeSome(db, organization.id)
+          return purged
+        },
+        events: ({ versions: purged, bytes }) => [{
+          ...eventOf('secret.delete', secret.id, { level: state.level, purged }), growth: -bytes - secret.size_bytes
+        }],
+        answer: () => ({ status: 204, body: null })
       })
     })
-    afterCommit(request, () => app.removals.wake())
+    app.removals.wake()
   }
 
   async function read (request: FastifyRequest, reply: FastifyReply, parameters: ReadParameters) {
