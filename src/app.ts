@@ -190,6 +190,7 @@ export async function buildApp (
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
   decorate(app, {
     recordRead: createReadRecorder(db, commitOfReads),
+    recordAlone: createReadRecorder(db, 'on'),
     recordRefused: async (own, actors, event) => transaction(db, async (db) => {
       await createPersonalEvent(db, own)
       return recordOfPerson(db, actors, event, { isRefusal: true, synchronousCommit: commitOfReads })

@@ -25,7 +25,9 @@ const principalOf = ({ organization_id, principal }: Pick<KeyOwner, 'organizatio
   `${organization_id} ${principal}`
 
 export function createStoredResponses (db: Db, actors: readonly Actor[]): StoredResponses {
-  const owners = actors.flatMap(({ answering }) => answering == null ? [] : [answering.owner])
+  const keyed = actors.flatMap(({ answering, organization_id }) =>
+    answering == null ? [] : [{ answering, organization_id, owner: answering.ownerIn(organization_id) }])
+  const owners = keyed.map(({ owner }) => owner)
   const found = new Map<string, StoredResponse>()
   const counts = new Map<string, number>()
   const kept = new Map<string, KeyOwner & StoredResponse>()
@@ -33,22 +35,25 @@ export function createStoredResponses (db: Db, actors: readonly Actor[]): Stored
     async load () {
       if (owners.length === 0) return
       const principals = [...new Map(owners.map((owner) => [principalOf(owner), owner])).values()]
-      const [stored, counted] = await Promise.all([findAnswers(db, owners), countAnswers(db, principals)])
+      const [stored, counted] = await Promise.all([
+        findAnswers(db, owners), countAnswers(db, principals),
+        ...keyed.map(({ answering, organization_id }) => answering.prepare(db, organization_id))
+      ])
       for (const [i, answer] of stored.entries()) if (answer !== undefined) found.set(keyOf(owners[i]!), answer)
       for (const { stored, ...principal } of counted) counts.set(principalOf(principal), stored)
     },
-    requireFirst ({ answering }) {
+    requireFirst ({ answering, organization_id }) {
       if (answering == null) return
-      answering.hasBegun = true
-      const { owner } = answering
+      answering.isFirst = true
+      const owner = answering.ownerIn(organization_id)
       const stored = found.get(keyOf(owner))
       if (stored !== undefined) throw answering.repeated(stored)
       if (kept.has(keyOf(owner))) throw new RowLocked()
       if (counts.get(principalOf(owner))! >= MAX_RESPONSES) fail('limit_reached', { limit: MAX_RESPONSES })
     },
-    keep ({ answering }, answer) {
+    keep ({ answering, organization_id }, answer) {
       if (answering == null) return
-      const { owner } = answering
+      const owner = answering.ownerIn(organization_id)
       kept.set(keyOf(owner), { ...owner, ...answering.seal(answer) })
       counts.set(principalOf(owner), counts.get(principalOf(owner))! + 1)
     },

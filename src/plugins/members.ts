@@ -2,7 +2,7 @@ import { Member, MemberParams, UpdateMemberBody, type MemberAttributes } from '.
 import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import type { Role } from '../../schemas/users.ts'
 import { change } from '../changes/change.ts'
-import { tampered, transaction, type Db } from '../db/database.ts'
+import { tampered, type Db } from '../db/database.ts'
 import { lockMemberships, reachedLimit } from '../repositories/people/users.ts'
 import { requireScope, requireSecondFactor } from '../http/guard/access.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
@@ -140,14 +140,21 @@ export const members: Domain = async (app) => {
       if (!isOwn && organization.require_second_factor) requireSecondFactor(app, principal)
       if (!isOwn || !grants(principal.granted, 'member:delete')) requireScope(request, 'member:delete')
       if (id === undefined) fail('not_found')
-      const removed = await transaction(app.db, async (db) => {
-        const ended = await endMembership(db, actorOf(request), id, async (member) => {
-          await requireCurrent(db, request, String(id))
-          if (!isOwn) requireRole(principal, member.role)
+      const { written: { member: removed } } = await change(app.db, actorOf(request), {
+        load: async () => {},
+        decide: () => ({
+          async write (db) {
+            const ended = await endMembership(db, actorOf(request), id, async (member) => {
+              await requireCurrent(db, request, String(id))
+              if (!isOwn) requireRole(principal, member.role)
+            })
+            if (ended === 'last_owner') fail('last_owner')
+            return ended === 'none' ? fail('not_found') : ended
+          },
+          events: ({ events }) => events,
+          answer: () => ({ status: 204, body: null })
         })
-        if (ended === 'last_owner') fail('last_owner')
-        return ended === 'none' ? fail('not_found') : ended.member
-      }, actorOf(request))
+      })
       app.removals.wake()
       if (removed !== undefined) tell(principal, removed, null)
       return reply.code(204).send(null)

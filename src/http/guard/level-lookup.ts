@@ -36,8 +36,8 @@ declare module 'fastify' {
      */
     filtersLevels?: true
     /**
-     * The handler calls `writeLevel`, which looks up the level under the lock of the organization. The level is looked
-     * up before the handler only for requests that need team roles or have an `Idempotency-Key`.
+     * The handler calls `changeDocument`, which looks up the level under the lock of the organization. The level is
+     * looked up before the handler only for requests that need team roles or have an `Idempotency-Key`.
      */
     isFoundByWrite?: true
     /** What to load with the level: documents, their content, the active key. Default: `place`, the level alone. */

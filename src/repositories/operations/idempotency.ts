@@ -1,5 +1,5 @@
-import { and, asc, eq, gt, lte, sql } from 'drizzle-orm'
-import { authorityOf, lookUp, preparedSql, type Db } from '../../db/database.ts'
+import { and, asc, eq, gt, sql } from 'drizzle-orm'
+import { lookUp, preparedSql, type Db } from '../../db/database.ts'
 import { andOwn, findByOrganization, rowsIn, type OfOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { columnsOf, idempotency_keys, members, organizations } from '../../db/tables.ts'
@@ -10,13 +10,21 @@ export interface KeyOwner { organization_id: string, principal: string, key: str
 /** A response. With an `Idempotency-Key`, the response is stored in the transaction of the change. */
 export interface Answer<Body = object | null> { status?: number, headers?: Record<string, string>, body: Body }
 
-/** A request with an `Idempotency-Key` in an organization. */
+/** A request with an `Idempotency-Key`. */
 export interface Repeatable {
-  owner: KeyOwner
-  /** Returns the error that sends a stored response again, or that the key was used for another request. */
+  /** Whether a transaction has found no stored response. */
+  isFirst: boolean
+  /** Throws the error that sends the stored response, which a person got in any organization. Sets `isFirst`. */
+  requireFirst (db: Db): Promise<void>
+  ownerIn (organizationId: string): KeyOwner
+  /** Loads the key of the organization. Call this before `repeated` and `seal`. */
+  prepare (db: Db, organizationId: string): Promise<void>
+  /** The error that sends a stored response again. Throws `idempotency_key_reused` for another request. */
   repeated (stored: StoredResponse): Error
   /** Encrypts the response. */
   seal (answer: Answer): StoredResponse
+  /** Whether both requests have the same caller and the same key. */
+  repeats (other: Repeatable | null | undefined): boolean
 }
 
 /** Maximum number of stored responses per API token, or per user in an organization. */
@@ -36,22 +44,12 @@ export interface AnswerSeal {
 export interface KeptIn { id: string, storage_key: Buffer }
 
 const isKept = sql`${idempotency_keys.created_at} > now() - interval '24 hours'`
-const DAY = 24 * 60 * 60 * 1000
 const isOld = sql`${idempotency_keys.created_at} <= now() - interval '24 hours'`
-const its = ({ organization_id, principal, key }: KeyOwner) =>
-  matching(idempotency_keys, { organization_id, principal, key })
-
 const columns = columnsOf(idempotency_keys, 'request', 'status', 'answer')
 
 const toAnswer = (
   { request, status, answer }: Pick<typeof idempotency_keys.$inferSelect, keyof typeof columns>
 ): StoredResponse => ({ request, status, sealed: Buffer.from(answer.sealed, 'base64') })
-
-/** The response that was stored for an idempotency key within the last 24 hours. */
-export async function findAnswer (db: Db, owner: KeyOwner): Promise<StoredResponse | undefined> {
-  const [row] = await db.select(columns).from(idempotency_keys).where(and(its(owner), isKept))
-  return row && toAnswer(row)
-}
 
 /**
  * The stored response to a person's request that created an organization. Searches the responses of all organizations
@@ -67,30 +65,6 @@ export async function findAnswerOfPerson (
     .innerJoin(organizations, eq(organizations.id, organization_id))
     .where(and(eq(members.user_id, userId), isKept))
   return row && { kept: toAnswer(row), organization: row.organization }
-}
-
-/** Whether a caller has reached the limit of stored responses. */
-export async function areAnswersFull (
-  db: Db, organizationId: string, principal: string, most: number
-): Promise<boolean> {
-  const own = and(matching(idempotency_keys, { organization_id: organizationId, principal }), isKept)
-  const some = db.select({ key: idempotency_keys.key }).from(idempotency_keys).where(own).limit(most).as('some')
-  return await db.$count(some) === most
-}
-
-/** Stores a response. False if a concurrent request has stored one for the same key; the caller then rolls back. */
-export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: StoredResponse): Promise<boolean> {
-  const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
-  // Replaces an expired response that the cleanup has not deleted yet.
-  const { organization_id, principal, key } = idempotency_keys
-  const stored = await db.insert(idempotency_keys).values({ ...owner, ...kept })
-    .onConflictDoUpdate({
-      target: [organization_id, principal, key],
-      set: { request: kept.request, status: kept.status, answer: kept.answer, created_at: sql`excluded.created_at` },
-      // Uses the estimated time of the database, because Citus allows no function of the current time here.
-      setWhere: lte(idempotency_keys.created_at, new Date(authorityOf(db).chain.now().getTime() - DAY))
-    }).returning({ key })
-  return stored.length === 1
 }
 
 const NOT_OLD = sql`created_at > now() - interval '24 hours'`
