@@ -7,7 +7,7 @@ import { lockLongOperations } from '../repositories/operations/long-operations.t
 import { fail } from '../rules/errors.ts'
 import { change } from './change.ts'
 import { createStoredResponses } from './repeats.ts'
-import { eventsOf, type Made, type RowChange } from './steps.ts'
+import { resultOf, type Made, type RowChange } from './steps.ts'
 
 // Long operations may write every document of a project: key rotations, changes of custody, `restore-to`, deletions of
 // many levels. An organization runs one at a time across all instances, so that it cannot occupy all connections.
@@ -26,6 +26,7 @@ type InUse = 'rotation_in_progress' | 'conflict'
 /** A change that takes up to a minute. `load` locks the project until the end of the transaction. */
 export interface LongChange<Loaded, Written, Body = object | null> extends RowChange<Loaded, Written, Body> {
   projectId: string
+  load: (db: Db) => Promise<Loaded>
   inUse?: InUse
   /**
    * Expensive work without the database. Runs in the transaction, but before the project is locked, and only if the
@@ -88,14 +89,14 @@ async function takeLongSteps<Loaded, Written, Body extends object | null> (
   await requireFirst()
   await count?.()
   await prepare?.()
-  const { write, events, answer } = decide(await load(db))
-  const written = await write(db, lockCounter)
-  const rows = eventsOf(actor, await lockCounter(), events(written))
-  const made = answer(written)
-  responses.keep(actor, made)
+  const decision = decide(await load(db))
+  const written = await decision.write(db, lockCounter)
+  const locked = await lockCounter()
+  const { events, answer } = resultOf(decision, actor, locked, written)
+  responses.keep(actor, answer)
   await responses.write()
-  if (rows.length > 0) await appendEvents(db, new Map([[actor.organization_id, await lockCounter()]]), rows)
-  return { ...made, written }
+  if (events.length > 0) await appendEvents(db, new Map([[actor.organization_id, locked]]), events)
+  return { ...answer, written }
 }
 
 // Maximum wait while another transaction, such as a revocation, locks the caller's rows. A retry would repeat all work.

@@ -3,7 +3,7 @@ import { transaction, type Db } from '../db/database.ts'
 import type { Actor } from '../repositories/audit/audit.ts'
 import { createAnswers } from '../repositories/operations/idempotency.ts'
 import { lockUser } from '../repositories/people/users.ts'
-import { eventsOf, type Made, type RowChange } from './steps.ts'
+import { resultOf, type Made, type RowChange } from './steps.ts'
 
 /**
  * Like `change`, for a change of a person that creates the organization of `actor`, or that belongs to no organization
@@ -11,7 +11,7 @@ import { eventsOf, type Made, type RowChange } from './steps.ts'
  * `Idempotency-Key` run one after the other.
  */
 export async function changeOfPerson<Loaded, Written, Body extends object | null> (
-  db: Db, actor: Actor, userId: number, { load, decide }: RowChange<Loaded, Written, Body>
+  db: Db, actor: Actor, userId: number, { load, decide }: Required<Omit<RowChange<Loaded, Written, Body>, 'count'>>
 ): Promise<Made<Body> & { written: Written }> {
   const { answering, organization_id } = actor
   return transaction(db, async (db) => {
@@ -19,21 +19,21 @@ export async function changeOfPerson<Loaded, Written, Body extends object | null
       await lockUser(db, userId)
       await answering.requireFirst(db)
     }
-    const { write, events, answer } = decide(await load(db))
+    const decision = decide(await load(db))
     const lockCounter = async () => {
       const counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
       requireOpen(counter)
       return counter
     }
-    const written = await write(db, lockCounter)
+    const written = await decision.write(db, lockCounter)
     const counter = await lockCounter()
-    await appendEvents(db, new Map([[organization_id, counter]]), eventsOf(actor, counter, events(written)))
-    const made = answer(written)
+    const { events, answer } = resultOf(decision, actor, counter, written)
+    await appendEvents(db, new Map([[organization_id, counter]]), events)
     if (answering != null) {
       await answering.prepare(db, organization_id)
-      await createAnswers(db, [{ ...answering.ownerIn(organization_id), ...answering.seal(made) }])
+      await createAnswers(db, [{ ...answering.ownerIn(organization_id), ...answering.seal(answer) }])
     }
-    return { ...made, written }
+    return { ...answer, written }
   }, { waited: actor.waited })
 }
 

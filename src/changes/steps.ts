@@ -56,9 +56,12 @@ export interface RowDecision<Written, Body = object | null> {
    */
   write: (db: Db, lockCounter: () => Promise<Counter>) => Promise<Written>
   /** The events, each of the caller or with its own actor. */
-  events: (written: Written) => (AuditEvent | RecordedEvent)[]
-  answer: (written: Written) => Answer<Body>
+  events: Event[] | ((written: Written) => Event[])
+  /** The response. Default: 204 without a body. */
+  answer?: (written: Written) => Answer<Body>
 }
+
+type Event = AuditEvent | RecordedEvent
 
 /**
  * A change of other rows than documents, in a transaction of its own. `load` and `write` run while the organization's
@@ -68,7 +71,7 @@ export interface RowDecision<Written, Body = object | null> {
 export interface RowChange<Loaded, Written, Body = object | null> {
   /** Counts the limit of the effect: after the check for a repeated request, once for all transactions. */
   count?: (() => Promise<unknown>) | undefined
-  load: (db: Db) => Promise<Loaded>
+  load?: (db: Db) => Promise<Loaded>
   decide: (loaded: Loaded) => RowDecision<Written, Body>
 }
 
@@ -169,7 +172,7 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
   return { outcomes, counters: counters.values() }
 }
 
-const isOfRows = (request: Request): request is RowRequest => 'load' in request && typeof request.load === 'function'
+const isOfRows = (request: Request): request is RowRequest => 'decide' in request && !('storageKey' in request)
 
 async function lock (
   db: Db, requests: readonly Request[], which: 'all' | 'free', commit: SynchronousCommit
@@ -224,21 +227,25 @@ function changeDocument (
 async function changeRows (db: Db, request: RowRequest, counter: Counter, rows: Rows): Promise<Outcome> {
   const { actor } = request
   await request.count?.()
-  const { write, events, answer } = request.decide(await request.load(db))
-  const written = await write(db, async () => counter)
-  rows.events.push(...eventsOf(actor, counter, events(written)))
-  const made = answer(written)
-  rows.responses.keep(actor, made)
-  return { answer: { ...made, written } }
+  const decision = request.decide(await request.load?.(db))
+  const written = await decision.write(db, async () => counter)
+  const { events, answer } = resultOf(decision, actor, counter, written)
+  rows.events.push(...events)
+  rows.responses.keep(actor, answer)
+  return { answer: { ...answer, written } }
 }
 
-/** The rows of events, each of the caller or of its own actor. Adds the growth of the events to the counter. */
-export function eventsOf (
-  caller: Actor, counter: Counter, events: readonly (AuditEvent | RecordedEvent)[]
-): EventRow[] {
-  return events.map((one) => {
-    const { actor, event } = 'event' in one ? one : { actor: caller, event: one }
-    counter.stored_bytes += event.growth ?? 0
-    return eventRow(actor, event)
-  })
+/** The rows of the events, and the response. Adds the growth of the events to the counter. */
+export function resultOf<Written, Body> (
+  { events, answer }: RowDecision<Written, Body>, caller: Actor, counter: Counter, written: Written
+): { events: EventRow[], answer: Answer<Body> } {
+  const made = typeof events === 'function' ? events(written) : events
+  return {
+    events: made.map((one) => {
+      const { actor, event } = 'event' in one ? one : { actor: caller, event: one }
+      counter.stored_bytes += event.growth ?? 0
+      return eventRow(actor, event)
+    }),
+    answer: answer?.(written) ?? { status: 204, body: null as Body }
+  }
 }

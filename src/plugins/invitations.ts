@@ -206,8 +206,7 @@ export const invitations: Domain = async (app) => {
         },
         decide: ({ email, role }) => ({
           write: async (db) => deleteInvitation(db, organizationId, id),
-          events: () => [eventOf('invitation.withdraw', id, { email, role })],
-          answer: () => ({ status: 204, body: null })
+          events: [eventOf('invitation.withdraw', id, { email, role })]
         })
       })
       return reply.code(204).send(null)

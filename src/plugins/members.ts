@@ -141,7 +141,6 @@ export const members: Domain = async (app) => {
       if (!isOwn || !grants(principal.granted, 'member:delete')) requireScope(request, 'member:delete')
       if (id === undefined) fail('not_found')
       const { written: { member: removed } } = await change(app.db, actorOf(request), {
-        load: async () => {},
         decide: () => ({
           async write (db) {
             const ended = await endMembership(db, actorOf(request), id, async (member) => {
@@ -151,8 +150,7 @@ export const members: Domain = async (app) => {
             if (ended === 'last_owner') fail('last_owner')
             return ended === 'none' ? fail('not_found') : ended
           },
-          events: ({ events }) => events,
-          answer: () => ({ status: 204, body: null })
+          events: ({ events }) => events
         })
       })
       app.removals.wake()

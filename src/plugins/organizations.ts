@@ -88,7 +88,7 @@ export const organizations: Domain = async (app) => {
             if (limit !== undefined) fail('organization_limit_reached', { limit })
             return await readOrganization(db, id) ?? fail('not_found')
           },
-          events: () => [eventOf('organization.create', id, { slug })],
+          events: [eventOf('organization.create', id, { slug })],
           answer: (organization) => ({ status: 201, body: toAnswer(organization) })
         })
       }))
@@ -129,7 +129,7 @@ export const organizations: Domain = async (app) => {
             await updateOrganization(db, id, { name, slug, require_second_factor })
             return await readOrganization(db, id) ?? fail('not_found')
           },
-          events: () => [eventOf('organization.update', id, { members: Object.keys(body).join(' ') })],
+          events: [eventOf('organization.update', id, { members: Object.keys(body).join(' ') })],
           answer: (organization) => ({ body: toAnswer(organization) })
         })
       }))
@@ -167,8 +167,7 @@ export const organizations: Domain = async (app) => {
             await endUnsentCharges(db, id)
             await deleteOrganization(db, id, principalOf(request).person?.user_id)
           },
-          events: () => [eventOf('organization.delete', id, { members, tokens })],
-          answer: () => ({ status: 204, body: null })
+          events: [eventOf('organization.delete', id, { members, tokens })]
         })
       })
       app.removals.wake()

@@ -127,7 +127,7 @@ const placesOf = (
             } as unknown as NewPlace)
             return await findItem(db, organization_id, id) ?? fail('not_found')
           },
-          events: () => [{ ...event('create', id), details: { slug } }],
+          events: [{ ...event('create', id), details: { slug } }],
           answer: (data) => ({ status: 201, body: { data } })
         })
       }))
@@ -172,7 +172,7 @@ const placesOf = (
             await updatePlace(db, kind, organization_id, id, body as Partial<NewPlace>)
             return await findItem(db, organization_id, id) ?? fail('not_found')
           },
-          events: () => [{ ...event('update', id), details: { members: Object.keys(body).join(' ') } }],
+          events: [{ ...event('update', id), details: { members: Object.keys(body).join(' ') } }],
           answer: (data) => ({ body: { data } })
         })
       }))
@@ -209,8 +209,7 @@ const placesOf = (
             db, organization.id, below, event('delete', level.level_id), lockCounter,
             ({ documents }) => deletePlace(db, kind, level[kind]!, documents), level.project.id
           ),
-          events: (events) => events,
-          answer: () => ({ status: 204, body: null })
+          events: (events) => events
         })
       })
       app.removals.wake()

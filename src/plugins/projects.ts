@@ -173,7 +173,7 @@ export const projects: Domain = async (app) => {
             }, key)
             return await findProject(db, organization.id, id) ?? fail('not_found')
           },
-          events: () => [eventOf('project.create', id, { slug, encryption_type, iterations: key.iterations })],
+          events: [eventOf('project.create', id, { slug, encryption_type, iterations: key.iterations })],
           answer: (project) => ({ status: 201, body: { data: toItem(project) } })
         })
       }))
@@ -272,8 +272,7 @@ export const projects: Domain = async (app) => {
             db, organization.id, below, eventOf('project.delete', id), lockCounter,
             () => deleteProject(db, organization.id, id)
           ),
-          events: (events) => events,
-          answer: () => ({ status: 204, body: null })
+          events: (events) => events
         })
       })
       app.removals.wake()

@@ -208,8 +208,7 @@ export const secrets: Domain = async (app) => {
         },
         events: ({ versions: purged, bytes }) => [{
           ...eventOf('secret.delete', secret.id, { level: state.level, purged }), growth: -bytes - secret.size_bytes
-        }],
-        answer: () => ({ status: 204, body: null })
+        }]
       })
     })
     app.removals.wake()

@@ -89,7 +89,7 @@ export const teams: Domain = async (app) => {
             await createTeam(db, { id, organization_id, name: body.name, slug, description: body.description ?? null })
             return foundTeam(db, organization_id, id)
           },
-          events: () => [teamEvent('team.create', id, { slug })],
+          events: [teamEvent('team.create', id, { slug })],
           answer: (team) => ({ status: 201, body: { data: toItem(team) } })
         })
       }))
@@ -123,7 +123,7 @@ export const teams: Domain = async (app) => {
             await updateTeam(db, organization_id, id, { name, slug, description })
             return foundTeam(db, organization_id, id)
           },
-          events: () => [teamEvent('team.update', id, { members: Object.keys(body).join(' ') })],
+          events: [teamEvent('team.update', id, { members: Object.keys(body).join(' ') })],
           answer: (team) => ({ body: { data: toItem(team) } })
         })
       }))
@@ -151,8 +151,7 @@ export const teams: Domain = async (app) => {
         },
         decide: ({ id, slug, organization_id }) => ({
           write: async (db) => deleteTeam(db, organization_id, id),
-          events: () => [teamEvent('team.delete', id, { slug })],
-          answer: () => ({ status: 204, body: null })
+          events: [teamEvent('team.delete', id, { slug })]
         })
       })
       return reply.code(204).send(null)
@@ -196,7 +195,7 @@ export const teams: Domain = async (app) => {
               if (!is_in) await createTeamMember(db, one)
               return wholeTeam(db, one.organization_id, one.team_id)
             },
-            events: () => [teamEvent('team-member.create', one.team_id, { user_id })],
+            events: [teamEvent('team-member.create', one.team_id, { user_id })],
             answer: (data) => ({ body: { data } })
           }
         }
@@ -226,8 +225,7 @@ export const teams: Domain = async (app) => {
           async write (db) {
             if (!await deleteTeamMember(db, { organization_id, team_id, user_id })) fail('not_found')
           },
-          events: () => [teamEvent('team-member.delete', team_id, { user_id })],
-          answer: () => ({ status: 204, body: null })
+          events: [teamEvent('team-member.delete', team_id, { user_id })]
         })
       })
       return reply.code(204).send(null)
@@ -313,8 +311,7 @@ export const teams: Domain = async (app) => {
           async write (db) {
             if (!await deleteTeamProject(db, { organization_id, team_id, project_id })) fail('not_found')
           },
-          events: () => [teamEvent('team-project.delete', team_id, { project_id })],
-          answer: () => ({ status: 204, body: null })
+          events: [teamEvent('team-project.delete', team_id, { project_id })]
         })
       })
       return reply.code(204).send(null)

@@ -230,7 +230,7 @@ export const tokens: Domain = async (app) => {
           write: async (db) => await rotateToken(
             db, locked, storedToken(token), overlap_seconds, principal, request.answering !== null
           ) ?? fail('not_found'),
-          events: () => [eventOf('api-token.rotate', id, { overlap_seconds })],
+          events: [eventOf('api-token.rotate', id, { overlap_seconds })],
           answer: (api_key) =>
             ({ body: { success: true as const, message: NOT_AGAIN, token, api_key, data: { token, api_key } } })
         })
@@ -261,8 +261,7 @@ export const tokens: Domain = async (app) => {
             await deleteTokens(db, organizationId, [id])
             return deleteUngiven(db, organizationId)
           },
-          events: (withdrawn) => [eventOf('api-token.delete', id), ...withdrawn],
-          answer: () => ({ status: 204, body: null })
+          events: (withdrawn) => [eventOf('api-token.delete', id), ...withdrawn]
         })
       })
       return reply.code(204).send(null)

@@ -113,7 +113,6 @@ export const user: Domain = async (app) => {
       const organizationId = await findInviter(request, access_token, person, id)
       const actor = personOf(request, organizationId, person)
       const { body } = await change(app.db, ofRequest(request, actor), {
-        load: async () => {},
         decide: () => ({
           async write (db) {
             // Records the event with the caller, so the access token and the new membership are valid at the commit.
@@ -124,7 +123,7 @@ export const user: Domain = async (app) => {
             await recordForPersonAlone(db, request, person, 'member.join', { organization: organization.name })
             return { organization, role: accepted.role }
           },
-          events: () => [],
+          events: [],
           answer: ({ organization: { name, slug }, role }) =>
             ({ body: { data: { type: 'organizations' as const, id: organizationId, attributes: { name, slug, role } } } })
         })
@@ -154,8 +153,7 @@ export const user: Domain = async (app) => {
             const organization = await readOrganization(db, organizationId) ?? fail('not_found')
             await recordForPersonAlone(db, request, person, 'invitation.decline', { organization: organization.name })
           },
-          events: () => [],
-          answer: () => ({ status: 204, body: null })
+          events: []
         })
       })
       return reply.code(204).send(null)

@@ -223,8 +223,7 @@ export const versions: Domain = async (app) => {
             resource_id: found.secret.id,
             details: { version: id, key_version, force },
             growth: -bytes
-          }],
-          answer: () => ({ status: 204, body: null })
+          }]
         })
       })
       return reply.code(204).send(null)

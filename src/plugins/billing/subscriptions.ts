@@ -33,7 +33,6 @@ export const subscriptions: Domain = async (app) => {
     const status = event === 'subscription.create' ? 201 : 200
     const { body } = await change(app.db, actorOf(request), {
       count: () => app.countEffect(request, reply),
-      load: async () => {},
       decide: () => ({
         write: async (db) => work(db, id),
         events: ({ row }) => [eventOf(event, row.id, { plan: row.plan, interval: row.interval })],
