@@ -36,14 +36,14 @@ export const inBatch = (db: Db, request: Request, waited: number | undefined, co
 async function runTogether (db: Db, queued: readonly Queued[]): Promise<void> {
   const commit = queued.some(({ commit }) => commit === 'on') ? 'on' : 'off'
   const until = Math.min(...queued.map(({ until }) => until))
-  const left = () => Math.max(MIN_TIMEOUT_MS, until - waitNow())
-  const recorded = await recordReads(db, queued, commit, left())
+  const timeLeft = () => Math.max(MIN_TIMEOUT_MS, until - waitNow())
+  const recorded = await recordReads(db, queued, commit, timeLeft())
   for (const request of queued) if (recorded.has(request.organizationId)) request.resolve()
   const entries = queued.filter(({ organizationId }) => !recorded.has(organizationId))
   if (entries.length === 0) return
   try {
     const { outcomes, counters } =
-      await transactionOnce(db, async (db) => takeSteps(db, entries, commit), DEADLINE - left())
+      await transactionOnce(db, async (db) => takeSteps(db, entries, commit), DEADLINE - timeLeft())
     rememberEnds(db, counters)
     for (const [i, entry] of entries.entries()) {
       const outcome = outcomes[i]!

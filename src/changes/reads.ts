@@ -9,15 +9,15 @@ const NONE: ReadonlySet<string> = new Set()
 
 /**
  * Records events in one statement if all requests only read. Returns the organizations whose events are recorded; the
- * events of other organizations need a transaction. `left`: milliseconds until the deadline.
+ * events of other organizations need a transaction. `timeLeft`: milliseconds until the deadline.
  */
 export async function recordReads (
-  db: Db, requests: readonly Request[], commit: SynchronousCommit, left: number
+  db: Db, requests: readonly Request[], commit: SynchronousCommit, timeLeft: number
 ): Promise<ReadonlySet<string>> {
   const rows = requests.flatMap((request) => 'row' in request ? [request.row] : [])
   if (rows.length < requests.length) return NONE
   try {
-    return await inTime(waitNow() + left, appendToKnownEnds(db, rows, commit), lateOf(left))
+    return await inTime(waitNow() + timeLeft, appendToKnownEnds(db, rows, commit), lateOf(timeLeft))
   } catch (error) {
     // After an error of the statement, the transaction tells which event is at fault.
     if (isUndone(error) && codeOf(error) !== undefined && !isAwayForAll(error)) return NONE

@@ -28,9 +28,9 @@ export function createStoredResponses (db: Db, actors: readonly Actor[]): Stored
   const keyed = actors.flatMap(({ answering, organization_id }) =>
     answering == null ? [] : [{ answering, organization_id, owner: answering.ownerIn(organization_id) }])
   const owners = keyed.map(({ owner }) => owner)
-  const found = new Map<string, StoredResponse>()
+  const answers = new Map<string, StoredResponse>()
   const counts = new Map<string, number>()
-  const kept = new Map<string, KeyOwner & StoredResponse>()
+  const newAnswers = new Map<string, KeyOwner & StoredResponse>()
   return {
     async load () {
       if (owners.length === 0) return
@@ -39,24 +39,24 @@ export function createStoredResponses (db: Db, actors: readonly Actor[]): Stored
         findAnswers(db, owners), countAnswers(db, principals),
         ...keyed.map(({ answering, organization_id }) => answering.prepare(db, organization_id))
       ])
-      for (const [i, answer] of stored.entries()) if (answer !== undefined) found.set(keyOf(owners[i]!), answer)
+      for (const [i, answer] of stored.entries()) if (answer !== undefined) answers.set(keyOf(owners[i]!), answer)
       for (const { stored, ...principal } of counted) counts.set(principalOf(principal), stored)
     },
     requireFirst ({ answering, organization_id }) {
       if (answering == null) return
       answering.isFirst = true
       const owner = answering.ownerIn(organization_id)
-      const stored = found.get(keyOf(owner))
+      const stored = answers.get(keyOf(owner))
       if (stored !== undefined) throw answering.repeated(stored)
-      if (kept.has(keyOf(owner))) throw new RowLocked()
+      if (newAnswers.has(keyOf(owner))) throw new RowLocked()
       if (counts.get(principalOf(owner))! >= MAX_RESPONSES) fail('limit_reached', { limit: MAX_RESPONSES })
     },
     keep ({ answering, organization_id }, answer) {
       if (answering == null) return
       const owner = answering.ownerIn(organization_id)
-      kept.set(keyOf(owner), { ...owner, ...answering.seal(answer) })
+      newAnswers.set(keyOf(owner), { ...owner, ...answering.seal(answer) })
       counts.set(principalOf(owner), counts.get(principalOf(owner))! + 1)
     },
-    write: async () => kept.size > 0 && createAnswers(db, [...kept.values()])
+    write: async () => newAnswers.size > 0 && createAnswers(db, [...newAnswers.values()])
   }
 }

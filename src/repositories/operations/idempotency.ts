@@ -91,10 +91,10 @@ type Principal = Pick<KeyOwner, 'organization_id' | 'principal'>
 
 const answersOfPrincipals = preparedSql<Principal & { stored: number }, OfOrganization & { principals: string }>(
   'answers_of_principals', ($) => sql`
-  SELECT its.organization_id, its.principal, (SELECT count(*)::int FROM (
-    SELECT FROM idempotency_keys k WHERE k.organization_id = its.organization_id AND k.principal = its.principal
+  SELECT caller.organization_id, caller.principal, (SELECT count(*)::int FROM (
+    SELECT FROM idempotency_keys k WHERE k.organization_id = caller.organization_id AND k.principal = caller.principal
       AND ${NOT_OLD}${andOwn(sql`k.organization_id`)} LIMIT ${MAX_RESPONSES}) AS live) AS stored
-  FROM jsonb_to_recordset(${$('principals')}::jsonb) AS its (organization_id char(26), principal varchar)`)
+  FROM jsonb_to_recordset(${$('principals')}::jsonb) AS caller (organization_id char(26), principal varchar)`)
 
 /** Counts the stored responses of callers, each up to `MAX_RESPONSES`. */
 export async function countAnswers (
