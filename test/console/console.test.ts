@@ -437,6 +437,19 @@ t.test('CO-04: a sign-out on the account page leads to the page that tells the o
   const answer = await browser.send(formIn(await browser.open('/account')), { where: 'here' })
   t.match([answer.status, answer.headers.get('location')], [303, /\/console\/\?signed-out$/])
   t.equal((await browser.request(answer.headers.get('location')!, { headers: { accept: 'text/html' } })).status, 200)
+  const person = await newcomer()
+  const [one, two] = [await signedIn(person), await signedIn(person)]
+  const sessions = (await one.open('/account')).text.split('<li class="held">')
+  const endOf = (isOwn: boolean) => formIn({
+    text: sessions.find((row) => row.includes('/account/sessions/end') && row.includes('(this browser)') === isOwn)!
+  } as Seen)
+  const { access_token } = await tokenOf(one)
+  const ofOther = await one.send(endOf(false))
+  t.match([ofOther.headers.get('location'), one.jar.has('session')], [/\/account$/, true], 'the session of another browser')
+  t.ok(isSignIn(await two.open('/account')))
+  const ofOwn = await one.send(endOf(true))
+  t.match([ofOwn.headers.get('location'), one.jar.has('session')], [/\/console\/\?signed-out$/, false], 'the own one in the list')
+  t.equal((await call(access_token)).status, 401)
   service.config.console = false
   t.teardown(() => { service.config.console = true })
   const other = await signedIn(await newcomer())
