@@ -4,7 +4,7 @@ import {
   CreateProjectBody, Project, ProjectList, UpdateProjectBody, type ProjectAttributes
 } from '../../schemas/projects.ts'
 import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
-import { transaction, type Db } from '../db/database.ts'
+import { transaction, type Answering, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
@@ -26,11 +26,24 @@ import { requireNewName } from '../rules/formats/names.ts'
 import { isDefault, pageMeta, pageOf } from '../rules/pagination.ts'
 import { projectsInside } from '../rules/slices.ts'
 import { differenceOf, handToClient, handToServer } from '../vault/operations/custody.ts'
-import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
+import { derivationGateOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
 import { refuseRevealing } from '../vault/keys/proofs.ts'
 import { deleteLevel, deletionRunner } from '../vault/jobs/cleanup.ts'
 import { changeKey } from '../vault/operations/rotate.ts'
 import { lockCurrentCanary } from '../vault/keys/master-keys.ts'
+
+const creations = new Set<Answering>()
+
+/**
+ * Ends a repeated creation with 409 while this process runs the first one, so that the repeat derives no key. A later
+ * repeat gets the stored response.
+ */
+function refuseRepeat ({ answering }: FastifyRequest, reply: FastifyReply) {
+  if (answering === null) return
+  if ([...creations].some((other) => answering.repeats(other))) fail('conflict')
+  creations.add(answering)
+  reply.raw.once('close', () => { creations.delete(answering) })
+}
 
 const toItem = <A extends ProjectAttributes>(attributes: A) =>
   ({ type: 'projects' as const, id: attributes.ulid, attributes })
@@ -141,6 +154,7 @@ export const projects: Domain = async (app) => {
     handler: async (request, reply) => {
       const { organization } = principalOf(request)
       const { body } = request
+      refuseRepeat(request, reply)
       const id = ulid()
       const keyId = { organization_id: organization.id, project_id: id, version: 1 }
       const encryption_type = body.storage_mode ?? 'server'
@@ -149,9 +163,9 @@ export const projects: Domain = async (app) => {
         ? registerClientKey(
           app.keyring, storageKeyOf(app.keyring, organization), keyId, { ...readKeyCheck(body), hint: body.key_hint }
         )
-        : await makeServerKey(
+        : await derivationGateOf(organization.id)(() => makeServerKey(
           app.keyring, keyId, { key: body.encryption_key, hint: body.key_hint }, app.costs.keyIterations
-        )
+        ))
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
         await lockCurrentCanary(db, app.keyring)
