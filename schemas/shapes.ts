@@ -144,7 +144,9 @@ const NEW_NAME_RULE = `${NAME_RULE}, without control and direction characters, s
  * `Name`, whose pattern every generator of clients understands: not all regular expressions have `\u2028`.
  */
 export const NewName = PublishedAs(
-  Patterned(`^[^${UNPRINTABLE}]*[^\\s${UNPRINTABLE}][^${UNPRINTABLE}]*$`, NEW_NAME_RULE, NAMES),
+  // The validator also matches texts that are far too long. Only blanks are before the first other character, so that
+  // there is one way to match.
+  Patterned(`^[^\\S${UNPRINTABLE}]*[^\\s${UNPRINTABLE}][^${UNPRINTABLE}]*$`, NEW_NAME_RULE, NAMES),
   { ...Name, description: 'without control and direction characters' }
 )
 /** The message for a changed name that is not a `NewName`. */

@@ -18,6 +18,7 @@ import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf } from '../repositories/audit/audit.ts'
 import { activeKeyOf } from '../repositories/levels/levels.ts'
+import type { Repeatable } from '../repositories/operations/idempotency.ts'
 import {
   createProject, deleteProject, findProject, listProjects, updateProject
 } from '../repositories/levels/projects.ts'
@@ -26,11 +27,25 @@ import { requireNewName } from '../rules/formats/names.ts'
 import { isDefault, pageMeta, pageOf } from '../rules/pagination.ts'
 import { projectsInside } from '../rules/slices.ts'
 import { differenceOf, handToClient, handToServer } from '../vault/operations/custody.ts'
-import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
+import { derivationGateOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
 import { refuseRevealing } from '../vault/keys/proofs.ts'
 import { deleteLevel, isLongDeletion } from '../vault/jobs/cleanup.ts'
 import { requireSeen } from '../vault/operations/rotate.ts'
 import { lockCurrentCanary } from '../vault/keys/master-keys.ts'
+
+/** The creations of projects with an `Idempotency-Key` that this process runs. */
+const creations = new Set<Repeatable>()
+
+/**
+ * Ends a repeated creation with 409 while this process runs the first one, so that the repeat derives no key. A later
+ * repeat gets the stored response.
+ */
+function refuseRepeat ({ answering }: FastifyRequest, reply: FastifyReply) {
+  if (answering === null) return
+  if ([...creations].some((other) => answering.repeats(other))) fail('conflict')
+  creations.add(answering)
+  reply.raw.once('close', () => { creations.delete(answering) })
+}
 
 const toItem = <A extends ProjectAttributes>(attributes: A) =>
   ({ type: 'projects' as const, id: attributes.ulid, attributes })
@@ -141,6 +156,7 @@ export const projects: Domain = async (app) => {
     handler: async (request, reply) => {
       const { organization } = principalOf(request)
       const { body } = request
+      refuseRepeat(request, reply)
       const id = ulid()
       const keyId = { organization_id: organization.id, project_id: id, version: 1 }
       const encryption_type = body.storage_mode ?? 'server'
@@ -149,9 +165,9 @@ export const projects: Domain = async (app) => {
         ? registerClientKey(
           app.keyring, storageKeyOf(app.keyring, organization), keyId, { ...readKeyCheck(body), hint: body.key_hint }
         )
-        : await makeServerKey(
+        : await derivationGateOf(organization.id)(() => makeServerKey(
           app.keyring, keyId, { key: body.encryption_key, hint: body.key_hint }, app.costs.keyIterations
-        )
+        ))
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => change(app.db, actorOf(request), {
         async load (db) {

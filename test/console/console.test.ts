@@ -411,6 +411,14 @@ t.test('CO-04: an ended session ends the console’s tokens and codes; the perso
     'another person signs in, in the same browser': { end: async ({ browser }) => again(browser, await newcomer()) },
     'a sign-out on the account page': {
       end: async ({ browser }) => browser.send(formIn(await browser.open('/account')), { where: 'here' })
+    },
+    'so many later sessions that the limit ends it': {
+      end: async ({ person }) => {
+        await service.write(`INSERT INTO sessions (token_hash, user_id, seen_at, expires_at)
+          SELECT sha256(convert_to('${person.id} ' || n, 'UTF8')), ${person.id}, now() + interval '1 second',
+            now() + interval '7 days' FROM generate_series(1, 1000) n`)
+        await again(visitor(address), person)
+      }
     }
   }
   for (const [way, { hasFactor, end }] of Object.entries(ends)) {
@@ -432,11 +440,38 @@ t.test('CO-04: an ended session ends the console’s tokens and codes; the perso
   }
 })
 
+t.test('CO-04: no token of the console is valid for longer than the session', async (t) => {
+  const person = await newcomer()
+  const browser = await signedIn(person)
+  const day = 24 * 60 * 60
+  await age(person, 7 * day - LIFETIMES.access - 300)
+  const { expires_in } = await tokenOf(browser)
+  t.ok(expires_in <= LIFETIMES.access)
+  await age(person, 300)
+  t.equal(returned(await ask(browser, { prompt: 'none' })).error, 'login_required')
+  const page = await ask(browser)
+  t.ok(isSignIn(page), 'the person signs in again')
+  t.ok(returned(await browser.signIn(page, person.email, person.password)).code)
+})
+
 t.test('CO-04: a sign-out on the account page leads to the page that tells the open tabs of the console', async (t) => {
   const browser = await signedIn(await newcomer())
   const answer = await browser.send(formIn(await browser.open('/account')), { where: 'here' })
   t.match([answer.status, answer.headers.get('location')], [303, /\/console\/\?signed-out$/])
   t.equal((await browser.request(answer.headers.get('location')!, { headers: { accept: 'text/html' } })).status, 200)
+  const person = await newcomer()
+  const [one, two] = [await signedIn(person), await signedIn(person)]
+  const sessions = (await one.open('/account')).text.split('<li class="held">')
+  const endOf = (isOwn: boolean) => formIn({
+    text: sessions.find((row) => row.includes('/account/sessions/end') && row.includes('(this browser)') === isOwn)!
+  } as Seen)
+  const { access_token } = await tokenOf(one)
+  const ofOther = await one.send(endOf(false))
+  t.match([ofOther.headers.get('location'), one.jar.has('session')], [/\/account$/, true], 'the session of another browser')
+  t.ok(isSignIn(await two.open('/account')))
+  const ofOwn = await one.send(endOf(true))
+  t.match([ofOwn.headers.get('location'), one.jar.has('session')], [/\/console\/\?signed-out$/, false], 'the own one in the list')
+  t.equal((await call(access_token)).status, 401)
   service.config.console = false
   t.teardown(() => { service.config.console = true })
   const other = await signedIn(await newcomer())

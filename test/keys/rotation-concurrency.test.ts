@@ -522,6 +522,41 @@ t.test('CR-16: of 100 requests at once that each derive a key two do so at a tim
   t.equal(documentsOf(await send('GET', `${pathOf(level!)}/secrets?decrypt=true`)).environment!.content, 'A=2')
 })
 
+t.test('CR-16: an organization derives one key at a time for its projects, so another one need not wait', async (t) => {
+  const { send } = await startTenant(SLOW)
+  const { send: sendOther } = await startTenant(SLOW)
+  const order: string[] = []
+  const create = async (as: string, through: Send) => {
+    const { status } = await through('POST', '/projects', { name: as })
+    order.push(as)
+    return status
+  }
+  const burst = times(30, () => create('burst', send))
+  const other = [create('other', sendOther), create('other', sendOther)]
+  t.same(await Promise.all(other), [201, 201])
+  t.ok(order.filter((as) => as === 'burst').length < 15, `before the other organization: ${order.length - 2}`)
+  t.same(await Promise.all(burst), burst.map(() => 201))
+})
+
+t.test('the creation of a project that is repeated ten times at once derives one key', async (t) => {
+  const { sendOnce, service } = await startTenant(SLOW)
+  const derived = { count: 0 }
+  const hook = createHook({ init: (_, type) => { if (type === 'PBKDF2REQUEST') derived.count++ } }).enable()
+  const organization = await service.organization()
+  const create = () => organization.call(
+    'POST', `/${organization.organization}/projects`, { name: 'Repeated' }, { 'idempotency-key': 'creation' }
+  )
+  const answers = await Promise.all(times(10, create))
+  const before = derived.count
+  const replayed = await create()
+  hook.disable()
+  t.strictSame([before, derived.count], [1, 1])
+  const made = answers.filter(({ status }) => status === 201)
+  t.same([...new Set([...made, replayed].map(({ text }) => text))], [replayed.text])
+  t.same([...new Set(answers.filter(({ status }) => status !== 201).map(({ body }) => body.error))], ['conflict'])
+  t.equal((await sendOnce('POST', '/projects', { name: 'Other' })).status, 201)
+})
+
 t.test('a rotation that is repeated 30 times, at two processes at once, is done once, and derives one key', async (t) => {
   // This test has its own database, because it looks at the keys of all organizations.
   const service = await startIsolatedApp(t, {}, SLOW)

@@ -23,12 +23,15 @@ export async function deleteExpired (db: Db, key: PgColumn, expired: SQL): Promi
   if (keys.length > 0) await db.delete(key.table).where(inArray(key, keys))
 }
 
-/** Deletes all matching rows but the `most` newest. Called at each insert, to limit the number of rows of a user. */
+/**
+ * Deletes all matching rows but the `most` newest. Called at each insert, to limit the number of rows of a user.
+ * Returns whether it deleted a row.
+ */
 export async function keepNewest (
   db: Db, key: PgColumn, own: SQL, { by, most }: { by: PgColumn, most: number }
-): Promise<void> {
+): Promise<boolean> {
   const newest = db.select({ key }).from(key.table).where(own).orderBy(desc(by)).limit(most)
-  await db.delete(key.table).where(and(own, notInArray(key, newest)))
+  return (await db.delete(key.table).where(and(own, notInArray(key, newest))).returning({ key })).length > 0
 }
 
 /** Deletes all rows that match a condition, in batches. */

@@ -15,14 +15,18 @@ const rowsById = preparedSql<Found, { organization_id: string, ids: string }>('s
       AND l.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`), sql` UNION ALL `))
 
 /** The ids of the levels of restrictions, for `findSlugs`. */
-export const idsOf = (
+export function idsOf (
   slices: readonly Record<'project_id' | 'target_id' | 'environment_id', string | null>[]
-): (string | null)[] =>
-  slices.flatMap(({ project_id, target_id, environment_id }) => [project_id, target_id, environment_id])
+): Set<string | null> {
+  // A list of all tokens can have 100,000 restrictions of few levels, so this makes no list of all their ids.
+  const ids = new Set<string | null>()
+  for (const { project_id, target_id, environment_id } of slices) ids.add(project_id).add(target_id).add(environment_id)
+  return ids
+}
 
 /** Maps ids of levels to slugs. Omits deleted levels. Throws TamperedRow if a MAC does not verify. */
 export async function findSlugs (
-  db: Db, organization_id: string, ids: readonly (string | null)[]
+  db: Db, organization_id: string, ids: Iterable<string | null>
 ): Promise<Map<string, string>> {
   const wanted = [...new Set(ids)].filter((id) => id !== null)
   if (wanted.length === 0) return new Map()

@@ -1,4 +1,4 @@
-import type { FastifyRequest } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
@@ -115,14 +115,24 @@ export const accounts: Domain = async (app) => {
         await endSession(db, request, user, hash)
       }
     })
+    return afterSignOut(reply)
+  })
+
+  // The form has the hash of a session of the signed-in user. Sessions of other users are not found.
+  onOwnForm('/account/sessions/end', { audit: 'session.delete' }, async (request, reply, session, form) => {
+    const hash = Buffer.from(idIn(form), 'base64url')
+    await inSession(app, request, session, (db) => endSession(db, request, session.user, hash))
+    return hash.equals(session.hash) ? afterSignOut(reply) : '/account'
+  })
+
+  function afterSignOut (reply: FastifyReply) {
     setCookie(app, reply, 'session', undefined)
     // The page of the console tells the open tabs of the console that they shall forget values, names and keys.
     return app.config.console ? '/console/?signed-out' : '/account'
-  })
+  }
 
-  // Each form has the id of a session, token or grant of the signed-in user. Ids of other users have no effect.
+  // Each form has the id of a token or grant of the signed-in user. Ids of other users have no effect.
   for (const [path, { event, act }] of Object.entries({
-    'sessions/end': { event: 'session.delete', act: endNamedSession },
     'tokens/end': { event: 'api-token.delete', act: endToken },
     'applications/end': { event: 'oauth.revoke', act: endApplication }
   } as const)) {
@@ -327,10 +337,6 @@ async function openAccount (
 // Maximum characters of an id in a form; valid ids are shorter.
 const MAX_ID_LENGTH = 64
 const idIn = (form: Form) => (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)
-
-async function endNamedSession (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
-  await endSession(db, request, user, Buffer.from(id, 'base64url'))
-}
 
 async function endToken (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
   const token = parseId(id)

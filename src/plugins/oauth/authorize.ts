@@ -17,7 +17,7 @@ import { destinationOf, formTarget } from '../../rules/redirects.ts'
 import { grantableScopes, grantsEverything, readsOnly } from '../../rules/roles.ts'
 import { codeIn, codeInSession, formCookie, inSession, refusal, signedIn, withSecondFactor, WRONG_CODE } from './pages/browser.ts'
 import { enabledClient } from './client.ts'
-import { codeForConsole, isForeign } from './console.ts'
+import { codeForConsole, isForeign, outlastsToken } from './console.ts'
 import { grantTo } from './grants.ts'
 import { pagesOf } from './pages/page-routes.ts'
 import { consentPage, problemPage, signInPage, type Problem, type SignedIn } from './pages/views.ts'
@@ -50,7 +50,9 @@ export const authorize: Domain = async (app) => {
       })
     if (session === undefined || !isRecent(session.age, freshness)) return signIn()
     if (client_id === CONSOLE_CLIENT) {
-      const code = await codeForConsole(app, request, session, validated.request)
+      const code = outlastsToken(session)
+        ? await codeForConsole(app, request, session, validated.request)
+        : undefined
       return code === undefined ? signIn() : returnUrl(to, app.issuer(), { code })
     }
     const memberships = await listMemberships(app.db, session.user.id)

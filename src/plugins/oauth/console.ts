@@ -10,7 +10,7 @@ import { recordForUser, type Person } from '../../http/guard/personal-events.ts'
 import { formOf, isOwnPage, sendPage, setCookie } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { createCode, findUserOfToken, renewGrant } from '../../repositories/people/oauth.ts'
-import { deleteSession } from '../../repositories/people/sessions.ts'
+import { deleteSession, SESSION_SECONDS } from '../../repositories/people/sessions.ts'
 import { lockUser } from '../../repositories/people/users.ts'
 import { inSession, SessionEnded, signedIn } from './pages/browser.ts'
 import { grantTo } from './grants.ts'
@@ -33,6 +33,9 @@ interface RequestOfConsole { redirect_uri: string, code_challenge: string, scope
  */
 export const isForeign = ({ headers }: FastifyRequest): boolean =>
   !['same-origin', 'none', undefined].includes(headers['sec-fetch-site'] as string | undefined)
+
+/** Whether a session lasts as long as a token that the console gets now. `age`: the seconds since the sign-in. */
+export const outlastsToken = ({ age }: SignedIn): boolean => age + LIFETIMES.code + LIFETIMES.access < SESSION_SECONDS
 
 /**
  * Creates a code for the console; undefined if the session has ended. All sign-ins of a person use the same two grants,

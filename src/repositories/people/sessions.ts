@@ -11,11 +11,12 @@ import { sessions, userColumns, users } from '../../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import type { User } from './users.ts'
 
-const DAY = 24 * 60 * 60 * 1000
-const LIFETIME = 7 * DAY
+/** Seconds after the sign-in for which a session is valid. */
+export const SESSION_SECONDS = 7 * 24 * 60 * 60
+const LIFETIME = SESSION_SECONDS * 1000
 const IDLE = sql`${STATEMENT_TIME} - interval '12 hours'`
 const MINUTE = 60_000
-/** The maximum number of sessions of a person. Keeps the sessions that were used last. */
+/** The maximum number of sessions of a person. Keeps the sessions that were used last; the others end. */
 const MAX_SESSIONS = 1_000
 
 /** The browser, system and network of the sign-in; null if unknown. */
@@ -45,7 +46,8 @@ export async function createSession (
   // Must come after the lock of the user, because every transaction that ends sessions locks the user first.
   await deleteExpired(db, sessions.token_hash, sql`${sessions.expires_at} < ${STATEMENT_TIME} OR ${sessions.seen_at} < ${IDLE}`)
   const own = and(eq(sessions.user_id, id), live)!
-  await keepNewest(db, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
+  const isAnyEnded = await keepNewest(db, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
+  if (isAnyEnded) await endConsole(db, id)
   return unchanged.length > 0
 }
 

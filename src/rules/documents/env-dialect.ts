@@ -55,8 +55,9 @@ const isOnOneLine = (source: string, { from, name, separatorTo, valueFrom }: Env
   separatorTo === valueFrom &&
   (separatorTo - from === name.length + '='.length || !source.slice(from, separatorTo).includes('\n'))
 
+// Before the separator and the blanks above it. A search for the name would take quadratic time for a long name.
 const nameOffset = (source: string, { from, name, separatorTo }: EnvAssignment): number =>
-  from + source.slice(from, separatorTo).lastIndexOf(name)
+  from + source.slice(from, separatorTo - 1).trimEnd().length - name.length
 
 function differencesOf (
   source: string, assignment: EnvAssignment

@@ -27,8 +27,10 @@ const ENV_NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
 const ENV_ASSIGNMENT =
   /[^\S\n]*(?:export\s+)?([\w.-]+)((?:\s*=\s*?|:\s+?)(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\n]+)?\s*(?:#.*)?$)/my
 
-// dotenv's pattern for the quotes around a value.
-const QUOTED = /^(['"`])([\s\S]*)\1$/mg
+// The quotes that dotenv removes, as with the pattern /^(['"`])([\s\S]*)\1$/mg: from a quote at the start of a line to
+// the last such quote at the end of a line. The pattern itself takes quadratic time.
+const OPENING_QUOTE = /^['"`]/mg
+const LINE_SEPARATORS = '\n\r\u2028\u2029'
 
 // Fast path for nearly all lines: a value without quotes, escapes or comments.
 const ENV_PLAIN = /([\w.-]+)=([^\s'"`#][^\n'"`#]*)(?:\n|$)/y
@@ -135,8 +137,31 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
 // The value as dotenv reads it. Faster than a call of dotenv for each assignment, and dotenv's run time for a whole
 // document is quadratic in the number of blank lines.
 function valueOf (written: string): string {
-  const value = written.replace(QUOTED, '$2')
+  const value = withoutQuotes(written)
   return written.startsWith('"') ? withEscapes(value) : value
+}
+
+function withoutQuotes (written: string): string {
+  const ends = new Map<string, number>()
+  let value = ''
+  let at = 0
+  for (const { 0: quote, index } of written.matchAll(OPENING_QUOTE)) {
+    const end = ends.get(quote) ?? closingQuote(written, quote)
+    ends.set(quote, end)
+    if (index < at || end <= index) continue
+    value += written.slice(at, index) + written.slice(index + 1, end)
+    at = end + 1
+  }
+  return value + written.slice(at)
+}
+
+/** The position of the last quote at the end of a line; -1 without one. */
+function closingQuote (written: string, quote: string): number {
+  let at = written.lastIndexOf(quote)
+  while (at > 0 && at + 1 < written.length && !LINE_SEPARATORS.includes(written[at + 1]!)) {
+    at = written.lastIndexOf(quote, at - 1)
+  }
+  return at
 }
 
 const withEscapes = (value: string) =>

@@ -1,7 +1,8 @@
 import type { KeyObject } from 'node:crypto'
 import { IntegrityError, openAtRest, sealAtRest } from '../../crypto/at-rest.ts'
 import { COSTS } from '../../crypto/costs.ts'
-import { deriveDataKey, generateKeyString, generateSalt } from '../../crypto/key-proof.ts'
+import { createGates } from '../../crypto/bounded.ts'
+import { deriveDataKey, generateKeyString, generateSalt, KeyWorkOverloaded } from '../../crypto/key-proof.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { deriveKey, hmac, random, takeKey } from '../../crypto/primitives.ts'
 import type { KeyRow, NewKey } from '../../repositories/keys/encryption-keys.ts'
@@ -41,6 +42,15 @@ export const createAnswerSeal = (keyring: Keyring): AnswerSeal => ({
   open: (organization, answer) =>
     openAtRest(storageKeyOf(keyring, organization), answer.sealed, answerContext(answer)).toString('utf8')
 })
+
+// Maximum number of derivations of an organization that wait, each for at most eight seconds.
+const MAX_WAITING = 32
+
+/**
+ * The gate of an organization's derivations of keys: one at a time, so that other organizations wait for one of them at
+ * most. A rotation does not need it, because an organization has one long operation at a time.
+ */
+export const derivationGateOf = createGates(1, MAX_WAITING, () => new KeyWorkOverloaded())
 
 /**
  * Makes a server-managed key from the given key string, or from a new key string of 256 bits, and wraps it. The

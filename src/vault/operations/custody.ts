@@ -1,6 +1,5 @@
 import { openBlob } from '../../crypto/blob.ts'
-import { createGates } from '../../crypto/bounded.ts'
-import { decodeProof, deriveDataKey, KeyWorkOverloaded, makeProof, proofMatches } from '../../crypto/key-proof.ts'
+import { decodeProof, deriveDataKey, makeProof, proofMatches } from '../../crypto/key-proof.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import { sameBytes } from '../../crypto/primitives.ts'
 import type { Db } from '../../db/database.ts'
@@ -11,13 +10,10 @@ import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/errors.ts'
 import { openCurrent } from '../documents/documents.ts'
 import {
-  clientKeyColumns, dataKeyOf, keyCheckOf, keyStringOf, saltOf, serverKeyColumns, storageKeyOf, type ProofTriple
+  clientKeyColumns, dataKeyOf, derivationGateOf, keyCheckOf, keyStringOf, saltOf, serverKeyColumns, storageKeyOf,
+  type ProofTriple
 } from '../keys/keys.ts'
 import { inBatches } from './rotate.ts'
-
-// A client chooses the iterations of its key, so a derivation can be slow. Each organization runs one derivation at a
-// time, so that it cannot occupy all threads for derivations.
-const gateOf = createGates(1, 8, () => new KeyWorkOverloaded())
 
 /** A validated change of custody (whether server or client manages the key). */
 interface Handover {
@@ -43,7 +39,7 @@ export async function handToClient (
   keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined
 ): Promise<Handover> {
   if (differenceOf(keyring, key, triple) !== undefined) throw new Error('the proof belongs to another key')
-  const expected = decodeProof(await gateOf(organization.id)(() =>
+  const expected = decodeProof(await derivationGateOf(organization.id)(() =>
     makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations)))!
   const sent = proof === undefined ? undefined : decodeProof(proof)
   if (sent === undefined || !proofMatches(sent, expected) || !proofMatches(triple.check, expected)) {
@@ -67,7 +63,7 @@ export async function handToServer (
   keyring: Keyring, organization: Organization, key: KeyRow, keyString: string
 ): Promise<Handover> {
   const salt = saltOf(keyring, key)
-  const dataKey = await gateOf(organization.id)(async () => {
+  const dataKey = await derivationGateOf(organization.id)(async () => {
     const proof = decodeProof(await makeProof(keyString, salt, key.iterations))!
     if (!proofMatches(proof, keyCheckOf(keyring, key)!)) fail('key_proof_mismatch')
     return deriveDataKey(keyString, salt, key.iterations)
