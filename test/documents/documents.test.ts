@@ -123,6 +123,18 @@ tagged: !!str 12
   t.same(entries('yaml', '%YAML 1.1\n---\na: yes\n'), [['a', 'yes']], 'a directive does not change the rules')
 })
 
+t.test('yaml: a tag of the core schema gives its type to what YAML 1.2 can write so', async (t) => {
+  const text = 'a: !!float 1\nb: !!float -012 # c\nc: !!float "7"\nd: !!float .inf\ne: !!int 1\nf: !!str 1\n' +
+    'g: [!!float 1, !!float 012, !!float 1.50, !!float 12345678901234567890, !!int 0x1F, !!str 1, !!bool "true"]\n'
+  t.same(entries('yaml', text), [
+    ['a', '1'], ['b', '-012'], ['c', '7'], ['d', '.inf'], ['e', '1'], ['f', '1'],
+    ['g', '[1,12,1.50,12345678901234567890,31,"1",true]']
+  ])
+  for (const value of ['!!float x', '!!float 0x1F', '!!float ""', '!!float 1_000', '!!int 1.5', '!!int x', '!!bool yes']) {
+    t.equal(documentError('yaml', `a: ${value}\n`)?.reason, 'tag', value)
+  }
+})
+
 t.test('yaml: what is no plain mapping is unreadable', async (t) => {
   for (const text of [
     '- a', 'text', '~', '1', 'a: 1\na: 2', 'x: {a: 1, a: 2}', 'a: 1\n"a": 2', 'a: !custom 1', 'a: !!binary aGk=', 'a: !!js/function "x"',

@@ -1,6 +1,6 @@
 import {
   Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type ErrorCode,
-  type Scalar
+  type Scalar, type ScalarTag
 } from 'yaml'
 import type { UnreadableReason } from '../../../schemas/documents.ts'
 import { UnreadableDocument, type Entries } from './entries.ts'
@@ -85,6 +85,11 @@ const offsetOf = (node: unknown) => ((node ?? {}) as { range?: readonly number[]
 const unreadable = (node: unknown, reason: UnreadableReason) => new UnreadableDocument(offsetOf(node), reason)
 const beyond = (node: unknown, limit: string) => UnreadableDocument.ofLimit(offsetOf(node), limit)
 
+// The package takes only texts with a point or an exponent as `!!float`, but the core schema of YAML 1.2 also integers.
+const INTEGER_AS_FLOAT: ScalarTag = {
+  tag: 'tag:yaml.org,2002:float', default: true, test: /^[-+]?\d+$/, resolve: Number
+}
+
 /**
  * Like the package's `parseDocument`, with a token limit. Throws at the first error, because the package would create
  * an object for each error, possibly tens of thousands.
@@ -95,7 +100,7 @@ function parseYaml (text: string, work: Work, found?: YamlSource): Document.Pars
     schema: 'core',
     resolveKnownTags: false,
     merge: false,
-    customTags: null,
+    customTags: [INTEGER_AS_FLOAT],
     // `pairs` finds duplicate keys in linear time; the parser compares each key with all others.
     uniqueKeys: false,
     // Pretty errors quote the document, and its secrets could reach a log.
