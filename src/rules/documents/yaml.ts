@@ -1,5 +1,5 @@
 import {
-  Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type ErrorCode,
+  Composer, CST, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type Document, type ErrorCode,
   type Scalar, type ScalarTag
 } from 'yaml'
 import type { UnreadableReason } from '../../../schemas/documents.ts'
@@ -110,9 +110,14 @@ function parseYaml (text: string, work: Work, found?: YamlSource): Document.Pars
   // Also throws on warnings: the package only warns of an unknown tag, and gives the value another type. The package
   // catches the error and calls `onError` again at each nesting level, so each call throws the first error again.
   let failure: UnreadableDocument | undefined
+  // The first quote that is not closed. The package gives the end of the text as its position, and overlooks the quote
+  // if the text ends with an escaped one.
+  let unclosed: number | undefined
   const onError = (at: ErrorSource, reason: UnreadableReason, limit?: string) => {
     const offset = typeof at === 'number' ? at : 'offset' in at ? at.offset : at[0]
-    failure ??= new UnreadableDocument(offset, reason, { limit })
+    failure ??= unclosed !== undefined && unclosed <= offset
+      ? new UnreadableDocument(unclosed, 'quote_not_closed')
+      : new UnreadableDocument(offset, reason, { limit })
     throw failure
   }
   Object.assign(composer, {
@@ -129,21 +134,39 @@ function parseYaml (text: string, work: Work, found?: YamlSource): Document.Pars
   }
   let tokens = 0
   let offset = 0
+  let isText = false
   for (const lexeme of new Lexer().lex(text)) {
     work.done += WORK.yamlToken
     if (++tokens > MAX_YAML_TOKENS) {
       onError(offset, 'limit', `${MAX_YAML_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
     }
+    if (!isText && isUnclosed(lexeme)) unclosed ??= offset
+    isText = lexeme === CST.SCALAR
     compose(parser.next(lexeme))
     offset = parser.offset
   }
   compose(parser.end())
   documents.push(...composer.end(true, text.length))
+  if (unclosed !== undefined) onError(unclosed, 'quote_not_closed')
   const [document, second] = documents
   if (document === undefined || second !== undefined || document.errors.length > 0 || document.warnings.length > 0) {
     throw new UnreadableDocument(second?.range[0] ?? 0, second === undefined ? 'syntax' : 'several_documents')
   }
   return document
+}
+
+/** Whether a lexeme is a scalar in quotes without its closing quote. */
+function isUnclosed (lexeme: string): boolean {
+  const last = lexeme.length - 1
+  if (lexeme[0] === '"') return last === 0 || lexeme[last] !== '"' || repeatedBefore(lexeme, '\\', last) % 2 === 1
+  return lexeme[0] === "'" && repeatedBefore(lexeme, "'", last + 1) % 2 === 0
+}
+
+/** How often a character is repeated directly before a position, not counting the first character of the text. */
+function repeatedBefore (text: string, character: string, to: number): number {
+  let from = to
+  while (from > 1 && text[from - 1] === character) from--
+  return to - from
 }
 
 /** The forms in which the package passes the position of an error. */
