@@ -124,13 +124,13 @@ tagged: !!str 12
 })
 
 t.test('yaml: a tag of the core schema gives its type to what YAML 1.2 can write so', async (t) => {
-  const text = 'a: !!float 1\nb: !!float -012 # c\nc: !!float "7"\nd: !!float .inf\ne: !!int 1\nf: !!str 1\n' +
-    'g: [!!float 1, !!float 012, !!float 1.50, !!float 12345678901234567890, !!int 0x1F, !!str 1, !!bool "true"]\n'
+  const text = 'a: !!float 1\nb: !!float -012 # c\nc: !!float "7"\nd: !!float -.INF\ne: !!int 1\nf: !!str 1\n' +
+    'g: [!!float 1, !!float 012, !!float 1.50, !!float 12345678901234567890, !!float +.5, !!float .nan, !!int 0x1F, !!str 1, !!bool "true"]\n'
   t.same(entries('yaml', text), [
-    ['a', '1'], ['b', '-012'], ['c', '7'], ['d', '.inf'], ['e', '1'], ['f', '1'],
-    ['g', '[1,12,1.50,12345678901234567890,31,"1",true]']
+    ['a', '1'], ['b', '-012'], ['c', '7'], ['d', '-.INF'], ['e', '1'], ['f', '1'],
+    ['g', '[1,12,1.50,12345678901234567890,0.5,".nan",31,"1",true]']
   ])
-  for (const value of ['!!float x', '!!float 0x1F', '!!float ""', '!!float 1_000', '!!int 1.5', '!!int x', '!!bool yes']) {
+  for (const value of ['!!float x', '!!float 0x1F', '!!float 1.2.3', '!!float e1', '!!float .', '!!float ""', '!!float 1_000', '!!int 1.5', '!!int x', '!!bool yes']) {
     t.equal(documentError('yaml', `a: ${value}\n`)?.reason, 'tag', value)
   }
 })

@@ -1,6 +1,6 @@
 import {
-  Composer, CST, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type Document, type ErrorCode,
-  type Scalar, type ScalarTag
+  Composer, CST, isAlias, isMap, isScalar, isSeq, Lexer, Parser, Schema, visit, type Alias, type Document,
+  type ErrorCode, type Scalar, type ScalarTag
 } from 'yaml'
 import type { UnreadableReason } from '../../../schemas/documents.ts'
 import { UnreadableDocument, type Entries } from './entries.ts'
@@ -85,10 +85,18 @@ const offsetOf = (node: unknown) => ((node ?? {}) as { range?: readonly number[]
 const unreadable = (node: unknown, reason: UnreadableReason) => new UnreadableDocument(offsetOf(node), reason)
 const beyond = (node: unknown, limit: string) => UnreadableDocument.ofLimit(offsetOf(node), limit)
 
-// The package takes only texts with a point or an exponent as `!!float`, but the core schema of YAML 1.2 also integers.
-const INTEGER_AS_FLOAT: ScalarTag = {
-  tag: 'tag:yaml.org,2002:float', default: true, test: /^[-+]?\d+$/, resolve: Number
+const FLOAT_TEXT = /^(?:[-+]?(?:(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$/
+// The tag `!!float`. The package resolves it only for texts with a point or an exponent, but the core schema of YAML
+// 1.2 also for integers. Without a test, the tag is not tried for scalars without a tag.
+const FLOAT: ScalarTag = {
+  tag: 'tag:yaml.org,2002:float',
+  resolve: (text, onError) => {
+    if (!FLOAT_TEXT.test(text)) onError('no number')
+    return Number(text)
+  }
 }
+// One schema for all documents, because the package would make one for each.
+const SCHEMA = new Schema({ schema: 'core', resolveKnownTags: false, merge: false, customTags: [FLOAT] })
 
 /**
  * Like the package's `parseDocument`, with a token limit. Throws at the first error, because the package would create
@@ -97,10 +105,7 @@ const INTEGER_AS_FLOAT: ScalarTag = {
 function parseYaml (text: string, work: Work, found?: YamlSource): Document.Parsed {
   const parser = new Parser()
   const composer = new Composer({
-    schema: 'core',
-    resolveKnownTags: false,
-    merge: false,
-    customTags: [INTEGER_AS_FLOAT],
+    schema: SCHEMA,
     // `pairs` finds duplicate keys in linear time; the parser compares each key with all others.
     uniqueKeys: false,
     // Pretty errors quote the document, and its secrets could reach a log.
