@@ -71,6 +71,7 @@ const DIFFERENCES: Record<Warning['reason'], string> = {
   unquoted: 'other programs, such as shells, may not read the value without quotes.',
   text_after_quote: 'there is text after the closing quote, which other programs read differently.',
   value_on_next_line: 'the value is on the line after the name, where other programs do not find it.',
+  carriage_return: 'a carriage return stands alone, which other programs take as the end of a line.',
   duplicate_name: 'the name occurs twice. The last value counts, but not in every program.',
   unreadable: 'the text does not parse.'
 }

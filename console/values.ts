@@ -1,7 +1,7 @@
 import { emptyEntries, UnreadableDocument } from '../src/rules/documents/entries.ts'
 import { readJson as readEntries } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
-import { originalOffsets, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
+import { originalOffsets, readEnv as readAssignments, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
 import { compactJson } from '../src/rules/documents/json-tree.ts'
 import { envForms, LINE_REST, placeOf, type EnvPlace } from '../src/rules/editing/env-forms.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
@@ -50,15 +50,15 @@ export function readValues (format: Format, text: string): Values | undefined {
   const source = text.replace(/^\ufeff/, '')
   if (source.trim() === '') return new Map()
   if (format === 'json') return readJson(source)
-  const found = format === 'env' ? assignments(source) : undefined
-  return Array.isArray(found) ? new Map(found.map(({ name, value }) => [name, value])) : undefined
+  const read = format === 'env' ? readEnv(source) : undefined
+  return read && 'values' in read ? read.values : undefined
 }
 
 /** Where a text does not parse in its format; undefined if it does, or if the browser cannot read the format. */
 export function problemIn (format: Format, text: string): { line: number, column?: number } | undefined {
   if (format === 'yaml' || format === 'text' || readValues(format, text) !== undefined) return undefined
   const source = text.replace(/^\ufeff/, '')
-  if (format === 'env') return assignments(source) as { line: number }
+  if (format === 'env') return readEnv(source) as { line: number }
   const before = source.slice(0, jsonErrorIn(source)).split(/\r\n?|\n/)
   return { line: before.length, column: [...before.at(-1)!].length + 1 }
 }
@@ -77,9 +77,9 @@ const MAX_LISTED = 20
 
 /** Where other programs read other values from an `.env` text that parses, and why such a text is not imported. */
 export function differencesIn (format: Format, text: string) {
-  const source = text.replace(/^\ufeff/, '').replace(/\r\n?/g, '\n')
-  const read = format === 'env' ? assignments(source) : []
-  const found = Array.isArray(read) ? envDifferences(source, read) : []
+  const source = withLineFeeds(text.replace(/^\ufeff/, ''))
+  const read = format === 'env' ? readEnv(source) : undefined
+  const found = read && 'assignments' in read ? envDifferences(source, read.assignments) : []
   const listed = found.slice(0, MAX_LISTED).map(at)
   const refused = found.find(({ reason }) => isRefused(reason))
   return { listed, refused: refused && at(refused), more: found.length - listed.length }
@@ -99,37 +99,17 @@ function readJson (text: string): Values | undefined {
   } catch { return undefined }
 }
 
-type Assignment = EnvAssignment & { value: string }
-
-const NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
-// The pattern of the package dotenv, as in the service.
-const ASSIGNMENT =
-  /[^\S\n]*(?:export\s+)?([\w.-]+)(?:\s*=\s*?|:\s+?)(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\n]+)?\s*(?:#.*)?$\n?/my
-
-/** The assignments of an `.env` text, or the first line that is none. */
-function assignments (text: string): Assignment[] | { line: number } {
-  const source = text.replace(/\r\n?/g, '\n')
-  const found: Assignment[] = []
-  const lineAt = (at: number) => source.slice(0, at).split('\n').length
-  for (let at = 0; at < source.length;) {
-    NOTHING.lastIndex = at
-    if (NOTHING.test(source)) { at = NOTHING.lastIndex; continue }
-    ASSIGNMENT.lastIndex = at
-    const match = ASSIGNMENT.exec(source)
-    if (match === null) return { line: lineAt(at) }
-    const written = (match[2] ?? '').trim()
-    const quote = written[0] ?? ''
-    if ('"\'`'.includes(quote) && quote !== '' && written.indexOf(quote, 1) === -1) return { line: lineAt(at) }
-    const inner = written.replace(/^(['"`])([\s\S]*)\1$/gm, '$2')
-    const value = quote === '"' ? inner.replace(/\\n/g, '\n').replace(/\\r/g, '\r') : inner
-    const separatorTo = at + match[0].search(/[=:]/) + 1
-    const valueFrom = separatorTo + (written === '' ? 0 : source.slice(separatorTo).search(/\S/))
-    const colon = source[separatorTo - 1] === ':'
-    const valueTo = valueFrom + written.length
-    found.push({ name: match[1]!, value, from: at, separatorTo, valueFrom, valueTo, colon })
-    at = ASSIGNMENT.lastIndex
+/** The values and assignments of an `.env` text, read as in the service, or the first line that is none. */
+function readEnv (text: string): { values: Values, assignments: EnvAssignment[] } | { line: number } {
+  const entries = emptyEntries()
+  const assignments: EnvAssignment[] = []
+  try {
+    readAssignments(text, entries, assignments)
+    return { values: new Map(Object.entries(entries)), assignments }
+  } catch (error) {
+    const offset = error instanceof UnreadableDocument ? error.offset : 0
+    return { line: text.slice(0, offset).split(/\r\n?|\n/).length }
   }
-  return found
 }
 
 /**
@@ -143,8 +123,8 @@ export function changeValue (format: Format, text: string, name: string, value: 
   const document = text.replace(/^\ufeff/, '')
   const mark = text.slice(0, text.length - document.length)
   const source = withLineFeeds(document)
-  const all = assignments(source)
-  const found = Array.isArray(all) ? all.filter((one) => one.name === name) : []
+  const read = readEnv(source)
+  const found = 'assignments' in read ? read.assignments.filter((one) => one.name === name) : []
   const place = found.length === 0 ? undefined : placeOf(source, found.at(-1)!)
   if (before.get(name) === value && place?.isAmbiguous !== true) return text
   const ways = value === undefined ? [withoutName(document, source, found)] : withValue(document, place, name, value)
@@ -163,7 +143,7 @@ function replaced (document: string, parts: readonly Splice[]): string {
   return spliced(document, parts.map(({ from, to, text }) => ({ from: offsetOf(from), to: offsetOf(to), text })))
 }
 
-function withoutName (document: string, source: string, found: readonly Assignment[]): string {
+function withoutName (document: string, source: string, found: readonly EnvAssignment[]): string {
   const parts = found.map(({ from, valueTo }) => ({ from, to: endOfMatch(LINE_REST, source, valueTo), text: '' }))
   return withLines(replaced(document, parts), document, [], '')
 }

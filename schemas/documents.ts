@@ -13,6 +13,7 @@ export const UNREADABLE_REASONS = {
   text_after_quote:
     'there is text after the closing quote, which other programs read differently. Write it\'s as "it\'s".',
   value_on_next_line: 'the value is on the line after its name, where other programs do not find it.',
+  carriage_return: 'a carriage return without a line feed, which other YAML readers take as the end of a line.',
   not_a_mapping: 'the document is not a mapping of names to values.',
   duplicate_name: 'a name occurs twice.',
   no_scalar_name: 'a name is not a text, a number or a boolean.',
@@ -29,12 +30,12 @@ export const UNREADABLE_REASONS = {
 export type UnreadableReason = keyof typeof UNREADABLE_REASONS
 
 /**
- * Where common readers of `.env` files give another value than this service (docs/formats.md), or a document that
- * cannot be read at all (`unreadable`).
+ * Where common readers of `.env` files, or of YAML (`carriage_return`), give another value than this service
+ * (docs/formats.md), or a document that cannot be read at all (`unreadable`).
  */
 export const WARNING_REASONS = [
   'comment_without_blank', 'empty_before_comment', 'escape_in_double_quotes', 'quote_in_single_quotes', 'expansion',
-  'backticks', 'unquoted', 'text_after_quote', 'value_on_next_line', 'duplicate_name', 'unreadable'
+  'backticks', 'unquoted', 'text_after_quote', 'value_on_next_line', 'carriage_return', 'duplicate_name', 'unreadable'
 ] as const
 
 export type WarningReason = (typeof WARNING_REASONS)[number]

@@ -112,6 +112,17 @@ t.test('names with invisible characters look different', async (t) => {
   ] as const) t.equal(shownName(name), shown)
 })
 
+t.test('the browser reads .env texts as the service, also line separators and the place of an error', async (t) => {
+  const { problemIn, readValues } = await load('values.ts')
+  for (const text of [
+    'A=1\n# c\u2028B=2\n', 'A=1\r\n# c\u2029$(x)\r\nB=2\r\n', 'A=1 # c\u2028B=2\n', 'A=\'x\u2028y\'\n',
+    'A=1\n\u2028B=2\n', 'A=1\nA="x\\ny"\nB: 2\nexport C=', 'A=1\r# it\'s\rB=2', '__proto__=1\nconstructor=2'
+  ]) t.strictSame(Object.fromEntries(readValues('env', text)), { ...readDocument('env', text) }, JSON.stringify(text))
+  for (const [text, line] of [
+    ['A=1\nB', 2], ['A=1\r\n\r\nB="x\r\n', 3], ['A=\'1\n2\'\nB', 3], ['A=1\n# c\u2028x\ny', 3], ['A=1\rB\r', 2], ['A=1 # c\u2028x\n', 1]
+  ] as const) t.same([problemIn('env', text).line, documentError('env', text)?.line], [line, line], JSON.stringify(text))
+})
+
 t.test('the browser changes documents of client-managed projects without touching other lines', async (t) => {
   const { changeValue, readValues } = await load('values.ts')
   const document = '# head\nA=1 # one\nexport B="two\\nlines"\r\n\nC=\'x\'\n'.replace('\r', '')

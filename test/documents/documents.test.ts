@@ -123,6 +123,32 @@ tagged: !!str 12
   t.same(entries('yaml', '%YAML 1.1\n---\na: yes\n'), [['a', 'yes']], 'a directive does not change the rules')
 })
 
+t.test('yaml: a tag of the core schema gives its type to what YAML 1.2 can write so', async (t) => {
+  const text = 'a: !!float 1\nb: !!float -012 # c\nc: !!float "7"\nd: !!float -.INF\ne: !!int 1\nf: !!str 1\n' +
+    'g: [!!float 1, !!float 012, !!float 1.50, !!float 12345678901234567890, !!float +.5, !!float .nan, !!int 0x1F, !!str 1, !!bool "true"]\n'
+  t.same(entries('yaml', text), [
+    ['a', '1'], ['b', '-012'], ['c', '7'], ['d', '-.INF'], ['e', '1'], ['f', '1'],
+    ['g', '[1,12,1.50,12345678901234567890,0.5,".nan",31,"1",true]']
+  ])
+  for (const value of ['!!float x', '!!float 0x1F', '!!float 1.2.3', '!!float e1', '!!float .', '!!float ""', '!!float 1_000', '!!int 1.5', '!!int x', '!!bool yes']) {
+    t.equal(documentError('yaml', `a: ${value}\n`)?.reason, 'tag', value)
+  }
+})
+
+t.test('yaml: a quote that is not closed is an error at its place, also with an escaped quote at its end', async (t) => {
+  for (const [text, line, column] of [
+    ['A: 1\nB: "x\nC: 2\n', 2, 4], ['A: 1\r\nB: \'x\r\nC: 2\r\n', 2, 4], ['A: "', 1, 4], ["A: '", 1, 4], ['A: "x\\"', 1, 4],
+    ["A: 'x''", 1, 4], ["A: '''", 1, 4], ['A: "x\\\\\\"', 1, 4], ['A:\n  B: "x\\"\nC: 1\n', 2, 6], ["A:\n  B: 'x''\nC: '1'\n", 2, 6],
+    ['A:\n  - "x\\"\nC: "y"\n', 2, 5], ['A: "x\\"\n...\n', 1, 4], ["A: 'x''\n---\nB: 1\n", 1, 4], ['{A: "x\\"', 1, 5], ['A: ["x\\"', 1, 5],
+    ['A: 1\n"B: 2\n', 2, 1], ['A: x\nB: {C: "y}\n# c\n', 2, 8], ['\ufeffA: 1\nB: "x\n', 2, 4], ['A: !!str "x\nB: !hunter y\n', 1, 10]
+  ] as const) t.same(documentError('yaml', text), { line, column, reason: 'quote_not_closed' }, JSON.stringify(text))
+  t.match(documentError('yaml', 'A: !hunter x\nB: "y\n'), { line: 1, reason: 'tag' }, 'the first error')
+  t.same(entries('yaml', 'A: "\\\\"\nB: "\\""\nC: \'\'\'\'\nD: \'\'\nE: ""\nF: |\n  "x\nG: x"\nH: "a\n  b"\nI: x \'\n\'J": 1\': 1'), [
+    ['A', '\\'], ['B', '"'], ['C', "'"], ['D', ''], ['E', ''], ['F', '"x\n'], ['G', 'x"'], ['H', 'a b'], ['I', "x '"], ['J": 1', '1']
+  ])
+  t.same(documentError('yaml', '--- |\n"x\n'), { line: 1, column: 1, reason: 'not_a_mapping' }, 'a text of lines is not in quotes')
+})
+
 t.test('yaml: what is no plain mapping is unreadable', async (t) => {
   for (const text of [
     '- a', 'text', '~', '1', 'a: 1\na: 2', 'x: {a: 1, a: 2}', 'a: 1\n"a": 2', 'a: !custom 1', 'a: !!binary aGk=', 'a: !!js/function "x"',

@@ -56,6 +56,27 @@ t.test('the examples of RFC 7396 hold for JSON and YAML documents', async (t) =>
   }
 })
 
+t.test('yaml: a long name within a value is an explicit key, which other readers need', async (t) => {
+  const [long, short] = ['k'.repeat(1001), 'k'.repeat(990)]
+  // Two quotes and 500 escapes of two characters.
+  const escaped = '\n'.repeat(500)
+  const written = `"${'\\n'.repeat(500)}"`
+  for (const [before, patch, after] of [
+    ['', { a: { [long]: 1 } }, `a: {? "${long}" : 1}\n`],
+    ['', { a: { [escaped]: 1 } }, `a: {? ${written} : 1}\n`],
+    ['', { a: { b: { x: 1, [long]: { [long]: 'v' } } } }, `a: {"b":{"x":1,? "${long}" : {? "${long}" : "v"}}}\n`],
+    ['', { a: [1, { [long]: [long] }] }, `a: [1,{? "${long}" : ["${long}"]}]\n`],
+    ['{a: 1}', { a: { [long]: null, b: { [long]: '":' } } }, `{a: {"b":{? "${long}" : "\\":"}}}`],
+    ['a: {x: 1}\n', { a: { q: { [long]: 1 } } }, `a: {x: 1, q: {? "${long}" : 1}}\n`],
+    [`a: {x: 1, b: {? "${long}" : 1}}\n`, { a: { b: { [long]: 2 } } }, `a: {x: 1, b: {? "${long}" : 2}}\n`],
+    [`a: {? "${long}" : 1, x: 1}\n`, { a: { [long]: null } }, 'a: {x: 1}\n'],
+    ['', { a: { [short]: [long, '"'], b: `${long}":` } }, `a: {"${short}":["${long}","\\""],"b":"${long}\\":"}\n`]
+  ] as const) {
+    const result = patched('yaml', before, JSON.stringify(patch))
+    t.equal('text' in result ? result.text : JSON.stringify(result), after)
+  }
+})
+
 t.test('a nested change keeps every byte outside of the changed members', async (t) => {
   for (const [format, text, patch, expected] of [
     ['json', '{\n  "a": {\n    "x": 1.0,\n    "y": [1,  2]\n  },\n  "b": 2\n}\n', '{"a": {"y": null, "z": 1e2}}',

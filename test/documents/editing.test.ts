@@ -447,7 +447,7 @@ t.test('a document that cannot be parsed is not changed, and the position of its
     ['json', '{"a": "open', 1, 12], ['json', '{"a": [1, 2}', 1, 12], ['json', '{"a": 1} x', 1, 10], ['json', '{a: 1}', 1, 2],
     ['json', '{"a" 1}', 1, 6], ['json', '{', 1, 2], ['json', '{"a":[1,]}', 1, 9],
     ['json', `{"a":[${'1,'.repeat(MAX_TOKENS)}1]}`, 1, MAX_TOKENS + 3, 'tokens'],
-    ['yaml', '- a', 1, 1], ['yaml', 'a: 1\na: 2', 2, 1], ['yaml', 'a: 1\nb: "open', 2, 9], ['yaml', 'a: 1\r\nb: !x 1\r\n', 2, 4],
+    ['yaml', '- a', 1, 1], ['yaml', 'a: 1\na: 2', 2, 1], ['yaml', 'a: 1\nb: "open', 2, 4], ['yaml', 'a: 1\r\nb: !x 1\r\n', 2, 4],
     ['yaml', 'a: 1\n---\nb: 2', 2, 1], ['yaml', 'a: b: c', 1, 4], ['yaml', 'a: *x', 1, 4], ['yaml', 'a:\n\t- b', 2, 1],
     ['yaml', `a: 1\nb: ${'x'.repeat(YAML_LENGTH)}`, 2, YAML_LENGTH - 4, 'length'],
     ['yaml', 'a: 1\n'.repeat(1500), 1429, 3, 'tokens']

@@ -85,16 +85,20 @@ t.test('a change of names and its dry run warn of the names they set, and of val
   t.strictSame((await change(at, { set: { A: '$X' } })).body.warnings, [{ line: 1, column: 3, name: 'A', reason: 'expansion' }])
 })
 
-t.test('text after a quote and a value on the next line are refused at a store as a whole, and nowhere else', async (t) => {
-  const refused = {
+t.test('text that other readers read differently is refused at a store as a whole, and nowhere else', async (t) => {
+  const refused: Record<string, readonly [reason: string, line: number, name?: null]> = {
     'A="x" B="y"\n': ['text_after_quote', 1],
     'OK=1\nA="a"b\n': ['text_after_quote', 2],
     "A='it'\\''s'\n": ['text_after_quote', 1],
     'A=\n"x"\n': ['value_on_next_line', 2],
-    'A:\n  b\n': ['value_on_next_line', 2]
+    'A:\n  b\n': ['value_on_next_line', 2],
+    'A: x\r\r\nB: y\r\r\n': ['carriage_return', 1, null],
+    'A: x # c\rB: 2\n': ['carriage_return', 1, null],
+    'A: 1\r\nC: "x\ry"\r\n': ['carriage_return', 2, null],
+    'A: 1\nB: 2\r\r\n': ['carriage_return', 2, null]
   }
-  for (const [i, [text, [reason, line]]] of Object.entries(refused).entries()) {
-    const at = await makeLevel(owner, { slug: `refused-${i}` })
+  for (const [i, [text, [reason, line, name = 'A']]] of Object.entries(refused).entries()) {
+    const at = await makeLevel(owner, { slug: `refused-${i}`, secret_format: reason === 'carriage_return' ? 'yaml' : 'env' })
     for (const query of ['?dry_run=true', '']) {
       const { status, body } = await store(at, text, {}, query)
       t.equal(status, 422, text)
@@ -102,7 +106,7 @@ t.test('text after a quote and a value on the next line are refused at a store a
       t.notOk(/B=|"a"b|'it'\\/.test(body.message), body.message)
     }
     const stored = await store(at, text, { unchecked: true })
-    t.match(stored.body, { warnings: [{ name: 'A', reason }] })
+    t.match(stored.body, { warnings: [{ name, reason }] })
     t.notOk('warning' in stored.body, 'it parses')
     const { version } = stored.body.data
     // Such a document can exist from an earlier release, or by another kind of store. All requests must still work.
@@ -122,6 +126,10 @@ t.test('text after a quote and a value on the next line are refused at a store a
   const fine = await makeLevel(owner, { slug: 'fine' })
   for (const text of ['A="a" # b\n', 'A="a"  \nB=\n\nC=c\n', "A='a\nb'\n", 'A=\nB=c\n', 'A= # c\nB="c"\n']) {
     t.equal((await store(fine, text)).status, 200, text)
+  }
+  const yaml = await makeLevel(owner, { slug: 'fine-yaml', secret_format: 'yaml' })
+  for (const text of ['A: 1\r\nB: "x\\ry"\r\n', '\ufeff# c\r\nA: |\r\n  x\r\n\r\n', '\r\n\r\n']) {
+    t.strictSame((await store(yaml, text)).body.warnings, undefined, JSON.stringify(text))
   }
 })
 

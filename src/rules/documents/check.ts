@@ -16,11 +16,12 @@ export interface DocumentCheck {
   warnings: Warnings
 }
 
-/** Checks a document that is stored as a whole. Only `env` documents have a refusal and warnings without an error. */
+/** Checks a document that is stored as a whole. JSON has no refusal, and no warnings without an error. */
 export function checkDocument (format: DocumentFormat, text: string): DocumentCheck {
   if (format !== 'env') {
     const error = documentError(format, text)
-    return error === undefined ? { warnings: {} } : { error, warnings: unreadableWarning(error) }
+    if (error !== undefined) return { error, warnings: unreadableWarning(error) }
+    return format === 'yaml' ? checkLineEnds(text) : { warnings: {} }
   }
   try {
     const differences = differencesIn(text)
@@ -33,6 +34,16 @@ export function checkDocument (format: DocumentFormat, text: string): DocumentCh
     const error = describeError(text, thrown)
     return { error, warnings: unreadableWarning(error) }
   }
+}
+
+// The package `yaml` takes a carriage return alone as a part of a line. YAML and other readers take it as its end.
+function checkLineEnds (text: string): DocumentCheck {
+  const source = withoutMark(text)
+  const offset = source.search(/\r(?!\n)/)
+  if (offset === -1) return { warnings: {} }
+  const reason = 'carriage_return'
+  const position = positionAfter(source.slice(0, offset))
+  return { refusal: { ...position, reason }, warnings: { warnings: [{ ...position, name: null, reason }] } }
 }
 
 /**

@@ -1,6 +1,6 @@
 import {
-  Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type ErrorCode,
-  type Scalar
+  Composer, CST, isAlias, isMap, isScalar, isSeq, Lexer, Parser, Schema, visit, type Alias, type Document,
+  type ErrorCode, type Scalar, type ScalarTag
 } from 'yaml'
 import type { UnreadableReason } from '../../../schemas/documents.ts'
 import { UnreadableDocument, type Entries } from './entries.ts'
@@ -85,6 +85,19 @@ const offsetOf = (node: unknown) => ((node ?? {}) as { range?: readonly number[]
 const unreadable = (node: unknown, reason: UnreadableReason) => new UnreadableDocument(offsetOf(node), reason)
 const beyond = (node: unknown, limit: string) => UnreadableDocument.ofLimit(offsetOf(node), limit)
 
+const FLOAT_TEXT = /^(?:[-+]?(?:(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$/
+// The tag `!!float`. The package resolves it only for texts with a point or an exponent, but the core schema of YAML
+// 1.2 also for integers. Without a test, the tag is not tried for scalars without a tag.
+const FLOAT: ScalarTag = {
+  tag: 'tag:yaml.org,2002:float',
+  resolve: (text, onError) => {
+    if (!FLOAT_TEXT.test(text)) onError('no number')
+    return Number(text)
+  }
+}
+// One schema for all documents, because the package would make one for each.
+const SCHEMA = new Schema({ schema: 'core', resolveKnownTags: false, merge: false, customTags: [FLOAT] })
+
 /**
  * Like the package's `parseDocument`, with a token limit. Throws at the first error, because the package would create
  * an object for each error, possibly tens of thousands.
@@ -92,10 +105,7 @@ const beyond = (node: unknown, limit: string) => UnreadableDocument.ofLimit(offs
 function parseYaml (text: string, work: Work, found?: YamlSource): Document.Parsed {
   const parser = new Parser()
   const composer = new Composer({
-    schema: 'core',
-    resolveKnownTags: false,
-    merge: false,
-    customTags: null,
+    schema: SCHEMA,
     // `pairs` finds duplicate keys in linear time; the parser compares each key with all others.
     uniqueKeys: false,
     // Pretty errors quote the document, and its secrets could reach a log.
@@ -105,9 +115,14 @@ function parseYaml (text: string, work: Work, found?: YamlSource): Document.Pars
   // Also throws on warnings: the package only warns of an unknown tag, and gives the value another type. The package
   // catches the error and calls `onError` again at each nesting level, so each call throws the first error again.
   let failure: UnreadableDocument | undefined
+  // The first quote that is not closed. The package gives the end of the text as its position, and overlooks the quote
+  // if the text ends with an escaped one.
+  let unclosed: number | undefined
   const onError = (at: ErrorSource, reason: UnreadableReason, limit?: string) => {
     const offset = typeof at === 'number' ? at : 'offset' in at ? at.offset : at[0]
-    failure ??= new UnreadableDocument(offset, reason, { limit })
+    failure ??= unclosed !== undefined && unclosed <= offset
+      ? new UnreadableDocument(unclosed, 'quote_not_closed')
+      : new UnreadableDocument(offset, reason, { limit })
     throw failure
   }
   Object.assign(composer, {
@@ -124,21 +139,39 @@ function parseYaml (text: string, work: Work, found?: YamlSource): Document.Pars
   }
   let tokens = 0
   let offset = 0
+  let isText = false
   for (const lexeme of new Lexer().lex(text)) {
     work.done += WORK.yamlToken
     if (++tokens > MAX_YAML_TOKENS) {
       onError(offset, 'limit', `${MAX_YAML_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
     }
+    if (!isText && isUnclosed(lexeme)) unclosed ??= offset
+    isText = lexeme === CST.SCALAR
     compose(parser.next(lexeme))
     offset = parser.offset
   }
   compose(parser.end())
   documents.push(...composer.end(true, text.length))
+  if (unclosed !== undefined) onError(unclosed, 'quote_not_closed')
   const [document, second] = documents
   if (document === undefined || second !== undefined || document.errors.length > 0 || document.warnings.length > 0) {
     throw new UnreadableDocument(second?.range[0] ?? 0, second === undefined ? 'syntax' : 'several_documents')
   }
   return document
+}
+
+/** Whether a lexeme is a scalar in quotes without its closing quote. */
+function isUnclosed (lexeme: string): boolean {
+  const last = lexeme.length - 1
+  if (lexeme[0] === '"') return last === 0 || lexeme[last] !== '"' || repeatedBefore(lexeme, '\\', last) % 2 === 1
+  return lexeme[0] === "'" && repeatedBefore(lexeme, "'", last + 1) % 2 === 0
+}
+
+/** How often a character is repeated directly before a position, not counting the first character of the text. */
+function repeatedBefore (text: string, character: string, to: number): number {
+  let from = to
+  while (from > 1 && text[from - 1] === character) from--
+  return to - from
 }
 
 /** The forms in which the package passes the position of an error. */

@@ -20,14 +20,21 @@ export function flowScalar (value: string, style: ScalarStyle): string {
 
 /** Writes a JSON value in one line: a string in this style, other values as JSON, which YAML includes. */
 export function flowValue (json: string, style: ScalarStyle): string {
-  return json.startsWith('"') ? flowScalar(JSON.parse(json) as string, style) : withEscapes(json)
+  return json.startsWith('"') ? flowScalar(JSON.parse(json) as string, style) : withExplicitKeys(withEscapes(json))
 }
 
 const withEscapes = (json: string) =>
   json.replace(TO_ESCAPE, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`)
 
-/** The parser's limit for a key before a colon on the same line is 1024 characters. */
+/** The limit of YAML for a key before a colon on the same line is 1024 characters. */
 const MAX_IMPLICIT_KEY = 1000
+const STRING = /("[^"\\]*(?:\\.[^"\\]*)*")(:?)/g
+
+/** JSON without blanks, with each long name of an object as an explicit key, which has no limit. */
+const withExplicitKeys = (json: string) => json.length <= MAX_IMPLICIT_KEY
+  ? json
+  : json.replace(STRING, (written, name: string, colon) =>
+    colon !== '' && name.length > MAX_IMPLICIT_KEY ? `? ${name} : ` : written)
 
 /**
  * Writes a pair of a mapping.
