@@ -185,12 +185,23 @@ async function planImport (
     return { names: found.names, etag: found.etag, ...notes, store }
   }
   if (isTyped) return plan(body)
-  // Texts change no numbers that read the same, but an import also replaces objects and lists.
-  return plan({ ...body, replace: [] }).catch((error: unknown) => {
-    if (error instanceof ApiError && error.status === 422) return plan(body)
-    throw error
-  })
+  return planTexts([])
+
+  /** Texts change no numbers that read the same, and replace objects and lists, which the service reports singly. */
+  async function planTexts (replace: string[]): Promise<ImportPlan> {
+    return plan({ ...body, replace }).catch((error: unknown) => {
+      const refused = body.replace.filter((name) => isRefused(error, name) && !replace.includes(name))
+      if (refused.length === 0) throw error
+      return planTexts([...replace, ...refused])
+    })
+  }
 }
+
+// The service names a value in an error by its first characters.
+const MAX_MEMBER = 200
+
+const isRefused = (error: unknown, name: string): boolean =>
+  error instanceof ApiError && Object.hasOwn(error.errors, `set.${name.slice(0, MAX_MEMBER)}`)
 
 /** The warnings about a text that the browser reads. Throws an error with a sentence if the text is not imported. */
 function warningsIn (format: Format, text: string): Pick<ImportPlan, 'warnings' | 'warnings_more'> {

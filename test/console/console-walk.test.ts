@@ -863,6 +863,11 @@ t.test('an import of JSON that keeps names keeps types, and texts of an import c
   t.equal(await document(), '{"PORT": 8080, "A": {"b":[1.0,null]}, "KEPT": "false", "ID": 12345678901234567890}')
   await importing('A=text\n', 'env')
   t.equal(await document(), '{"PORT": 8080, "A": "text", "KEPT": "false", "ID": 12345678901234567890}')
+  await nimbus.call('POST', '/nimbus/secrets/store', {
+    project: 'shop', plaintext: '{"PORT": 8080, "A": [1], "B": {"c": 1.0}, "SAME": [1], "KEPT": true}'
+  })
+  await importing('PORT=8080\nA=text\nB={}\nSAME=[1]\nKEPT=true\n', 'env')
+  t.equal(await document(), '{"PORT": 8080, "A": "text", "B": "{}", "SAME": [1], "KEPT": true}')
 })
 
 t.test('a text with an invalid escape is neither imported nor a project', { skip }, async (t) => {

@@ -17,6 +17,7 @@ import { SCOPE_NAMES, SCOPE_RESOURCES } from '../../schemas/scopes.ts'
 import { loadConfig, WRAPPED_BYTES } from '../../src/config.ts'
 import { MAX_OF_ONE, MAX_TO_ADDRESS } from '../../src/mail/outbox.ts'
 import { RESET_MINUTES } from '../../src/repositories/people/password-resets.ts'
+import { SESSION_SECONDS } from '../../src/repositories/people/sessions.ts'
 import { MAX_NAMES } from '../../src/rules/documents/env.ts'
 import { YAML_LENGTH } from '../../src/rules/documents/yaml.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION } from '../../src/vault/operations/long-operations.ts'
@@ -125,7 +126,7 @@ t.test('the limits and defaults that pages name are those of the code', async (t
   const seconds = (option: string) => Number(new RegExp(`${option}: ([\\d_]+)`).exec(app)![1]!.replaceAll('_', '')) / 1000
   const sessions = readFileSync('src/repositories/people/sessions.ts', 'utf8')
   const idle = /interval '(\d+ hours)'/.exec(sessions)![1]!
-  const life = /LIFETIME = (\d+) \* DAY/.exec(sessions)![1]!
+  const life = SESSION_SECONDS / (24 * 60 * 60)
   const large = (name: string) => constant('src/http/bodies/large-bodies.ts', name)
   const rotation = (name: string) => constant('src/plugins/encryption-keys.ts', name)
   const attempts = /FROM = \{ place: (\d+), account: (\d+), reset: (\d+) \}/.exec(

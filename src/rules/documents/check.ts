@@ -3,6 +3,7 @@ import { emptyEntries, type DocumentFormat, type NamedFormat } from './entries.t
 import { envDifferences, isRefused, type Difference } from './env-dialect.ts'
 import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from './env.ts'
 import { describeError, documentError, positionAfter, withoutMark, type DocumentError } from './read.ts'
+import { unclosedQuote } from './yaml.ts'
 
 /** The fields of a response that say where other readers give other values. */
 export interface Warnings { warnings?: DocumentWarning[], warnings_more?: number }
@@ -21,7 +22,7 @@ export function checkDocument (format: DocumentFormat, text: string): DocumentCh
   if (format !== 'env') {
     const error = documentError(format, text)
     if (error !== undefined) return { error, warnings: unreadableWarning(error) }
-    return format === 'yaml' ? checkLineEnds(text) : { warnings: {} }
+    return format === 'yaml' ? checkYaml(text) : { warnings: {} }
   }
   try {
     const differences = differencesIn(text)
@@ -36,9 +37,14 @@ export function checkDocument (format: DocumentFormat, text: string): DocumentCh
   }
 }
 
-// The package `yaml` takes a carriage return alone as a part of a line. YAML and other readers take it as its end.
-function checkLineEnds (text: string): DocumentCheck {
+// What the package `yaml` reads and other readers refuse or read differently: a carriage return alone, which is a part
+// of the line here and its end there, and a quote that is not closed.
+function checkYaml (text: string): DocumentCheck {
   const source = withoutMark(text)
+  const quote = unclosedQuote(source)
+  if (quote !== undefined) {
+    return { refusal: { ...positionAfter(source.slice(0, quote)), reason: 'quote_not_closed' }, warnings: {} }
+  }
   const offset = source.search(/\r(?!\n)/)
   if (offset === -1) return { warnings: {} }
   const reason = 'carriage_return'

@@ -115,8 +115,7 @@ function parseYaml (text: string, work: Work, found?: YamlSource): Document.Pars
   // Also throws on warnings: the package only warns of an unknown tag, and gives the value another type. The package
   // catches the error and calls `onError` again at each nesting level, so each call throws the first error again.
   let failure: UnreadableDocument | undefined
-  // The first quote that is not closed. The package gives the end of the text as its position, and overlooks the quote
-  // if the text ends with an escaped one.
+  // The first quote that is not closed. The package gives the end of the text as its position.
   let unclosed: number | undefined
   const onError = (at: ErrorSource, reason: UnreadableReason, limit?: string) => {
     const offset = typeof at === 'number' ? at : 'offset' in at ? at.offset : at[0]
@@ -152,13 +151,33 @@ function parseYaml (text: string, work: Work, found?: YamlSource): Document.Pars
   }
   compose(parser.end())
   documents.push(...composer.end(true, text.length))
-  if (unclosed !== undefined) onError(unclosed, 'quote_not_closed')
   const [document, second] = documents
   if (document === undefined || second !== undefined || document.errors.length > 0 || document.warnings.length > 0) {
     throw new UnreadableDocument(second?.range[0] ?? 0, second === undefined ? 'syntax' : 'several_documents')
   }
   return document
 }
+
+const ESCAPED_AT_END = /(?:\\"|'')[ \t\r]*$/m
+
+/**
+ * The position of a quote that is not closed and that the package overlooks, because the text in quotes ends with an
+ * escaped one. Such a document is read here, and refused by other readers.
+ */
+export function unclosedQuote (text: string): number | undefined {
+  if (!ESCAPED_AT_END.test(text)) return undefined
+  let offset = 0
+  let isText = false
+  for (const lexeme of new Lexer().lex(text)) {
+    if (!isText && isUnclosed(lexeme)) return offset
+    isText = lexeme === CST.SCALAR
+    if (!CONTROLS.has(lexeme)) offset += lexeme.length
+  }
+  return undefined
+}
+
+// Lexemes that are not in the text: they announce a document, a scalar, or the end of a flow collection.
+const CONTROLS = new Set<string>([CST.DOCUMENT, CST.FLOW_END, CST.SCALAR])
 
 /** Whether a lexeme is a scalar in quotes without its closing quote. */
 function isUnclosed (lexeme: string): boolean {
