@@ -19,6 +19,7 @@ import {
 import { LONG } from '../helpers/long.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 import { startBeside } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 import { visitor } from '../helpers/visitor.ts'
 
 // Callers that are revoked during a request: the guard has accepted the headers, and the body arrives later.
@@ -384,7 +385,7 @@ t.test('a client that hangs up during the second check leaves one line, no chang
     request.end(rest)
     await gone
     const linesOf = () => lines.filter(({ reqId }) => reqId === id)
-    while (linesOf().length === 0) await fetch(new URL('/healthz', address))
+    await until(() => linesOf().length > 0, { again: () => fetch(new URL('/healthz', address)) })
     // Waits for a whole request, so that any later log line would be there.
     await fetch(new URL('/readyz', address))
     t.match(

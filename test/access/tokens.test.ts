@@ -15,6 +15,7 @@ import { openRows } from '../../src/vault/audit/row-authentication.ts'
 import { freshDatabase, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { issuePair, makePerson, type Person } from '../helpers/people.ts'
+import { until } from '../helpers/until.ts'
 import { visitor } from '../helpers/visitor.ts'
 
 // This file has its own database, because it takes the database away and looks at all events.
@@ -540,7 +541,7 @@ t.test('a token that expired a month ago, or whose grant did, leaves with the ne
   const events = () => service.sql(`SELECT count(*) FROM audit_events WHERE organization_id = '${o}'`)
   const before = await events()
   service.app.removals.wake()
-  while (await left() > 2) await new Promise((resolve) => { setTimeout(resolve, 10) })
+  await until(async () => await left() <= 2)
   service.app.removals.wake()
   t.equal(await left(), 2, 'one that may be given another life stays, and is shown with a grant for as long')
   t.same(await events(), before)
@@ -556,7 +557,7 @@ t.test('the use of a token is remembered', async (t) => {
   const [{ id }] = (await owner.call('GET', keysOf(owner))).body.data
   // The request does not wait for this write, so the test polls for it.
   const used = async () => (await service.sql(`SELECT last_used_at FROM api_tokens WHERE id = ${id}`))[0]?.last_used_at
-  while (await used() === null) await new Promise((resolve) => { setTimeout(resolve, 10) })
+  await until(async () => await used() !== null)
   const [key] = (await owner.call('GET', keysOf(owner))).body.data
   t.match(key.last_used_at, /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/)
 })
@@ -721,7 +722,7 @@ t.test('a token is read, renamed and given another expiry, a member at a time', 
   }
   t.ok(await isAlive(owner, token))
   t.equal((await owner.call('PUT', path, { expires_at: new Date(Date.now() + 400).toISOString() })).status, 200)
-  while (await isAlive(owner, token)) await new Promise((resolve) => { setTimeout(resolve, 50) })
+  await until(async () => !await isAlive(owner, token), { every: 50 })
   t.equal((await owner.call('GET', path)).status, 200, 'one that has expired is still there')
 })
 
@@ -735,13 +736,13 @@ t.test('no token is given a longer life than the grant has that it was made thro
   const [{ ends }] = await service.sql(
     `SELECT (extract(epoch FROM expires_at) * 1000)::float8 AS ends FROM oauth_grants WHERE id = ${grant}`
   ) as [{ ends: number }]
-  const until = (moment: number | null) => owner.call('PUT', `${keysOf(owner)}/${api_key.id}`, {
+  const endAt = (moment: number | null) => owner.call('PUT', `${keysOf(owner)}/${api_key.id}`, {
     expires_at: moment === null ? null : new Date(moment).toISOString()
   })
   for (const longer of [null, ends + 1]) {
-    t.strictSame(failing(await until(longer)), [422, 'validation_failed', ['expires_at']], String(longer))
+    t.strictSame(failing(await endAt(longer)), [422, 'validation_failed', ['expires_at']], String(longer))
   }
-  const longest = await until(ends)
+  const longest = await endAt(ends)
   t.equal(longest.status, 200, longest.text)
   t.equal(Date.parse(longest.body.data.expires_at), ends)
   const asLong = await create(holder(owner, access), { abilities: ['project:read', 'api-token:create'] })
@@ -749,7 +750,7 @@ t.test('no token is given a longer life than the grant has that it was made thro
   const its = await create(holder(owner, asLong.body.token), { abilities: ['project:read'] })
   t.equal(Date.parse(its.body.api_key.expires_at), ends, 'and no longer through a token')
   await service.sql(`UPDATE oauth_grants SET revoked_at = now(), mac = NULL WHERE id = ${grant}`)
-  t.strictSame(failing(await until(ends - 1)), [404, 'not_found', []], 'with the grant it is over')
+  t.strictSame(failing(await endAt(ends - 1)), [404, 'not_found', []], 'with the grant it is over')
 })
 
 t.test('a token can be sent back as read, with a past expiry or null under a grant, also by a narrowed token', async (t) => {
@@ -906,7 +907,7 @@ t.test('a rotation changes only the value of a token; the former value ends at o
   const { token: fifth } = await rotate({ overlap_seconds: 60 })
   const soon = new Date(Date.now() + 300).toISOString()
   t.equal((await owner.call('PUT', path, { expires_at: soon })).status, 200)
-  while (await isAlive(owner, fifth)) await new Promise((resolve) => { setTimeout(resolve, 50) })
+  await until(async () => !await isAlive(owner, fifth), { every: 50 })
   t.notOk(await isAlive(owner, fourth), 'the expiry of the token is that of both')
   t.equal((await owner.call('PUT', path, { expires_at: null })).status, 200)
   t.strictSame([await isAlive(owner, fourth), await isAlive(owner, fifth)], [true, true])

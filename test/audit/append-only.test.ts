@@ -9,6 +9,7 @@ import { startIsolatedApp } from '../helpers/app.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // The statements of docs/operations/audit.md, exactly as operators run them.
 
@@ -42,9 +43,7 @@ t.test('AU-08: with a role that may only add events every operation works, and n
     t.ok(status < 300 || status === row.public, `${id}: ${status} ${text.slice(0, 200)}`)
   }
   // A background job removes the remaining rows after a deletion.
-  while ((await service.sql('SELECT FROM organization_removals')).length > 0) {
-    await new Promise((resolve) => { setTimeout(resolve, 20) })
-  }
+  await until(async () => (await service.sql('SELECT FROM organization_removals')).length === 0, { within: 120_000 })
 
   for (const statement of [
     "UPDATE audit_events SET ip = '203.0.113.1'", 'DELETE FROM audit_events', 'TRUNCATE audit_events',

@@ -1,7 +1,6 @@
 // runs: one database
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { setTimeout as sleep } from 'node:timers/promises'
 import { asc, eq, sql, type SQL } from 'drizzle-orm'
 import t from 'tap'
 import { buildApp } from '../../src/app.ts'
@@ -24,6 +23,7 @@ import { QUICK } from '../helpers/costs.ts'
 import { LONG } from '../helpers/long.ts'
 import { command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
+import { until } from '../helpers/until.ts'
 
 // The key of a chain changes while the service runs. An attacker has the former key and the database. Verification
 // finds each change of earlier or later events.
@@ -293,9 +293,6 @@ t.test('late events are numbered beside an organization whose key is gone, and o
       db: second.database.db,
       log: { info: () => {}, warn: (details) => { failed.push((details as { organization?: string }).organization) } }
     })
-    const until = async (condition: () => boolean | Promise<boolean>) => {
-      while (!await condition()) await sleep(20)
-    }
     try {
       await holding(held, async () => {
         t.ok(await signIn(second.database, broken, held))
@@ -325,6 +322,12 @@ function lateEvents ({ db }: Database, retryDelay?: number) {
   return { said, ...createLateEventWorker({ db, log: { info: say, warn: say }, retryDelay }) }
 }
 
+/** Wakes a worker until a condition holds. */
+async function wakeUntil (one: ReturnType<typeof lateEvents>, condition: () => boolean | Promise<boolean>) {
+  one.wake()
+  await until(condition, { every: 20, again: () => one.wake() })
+}
+
 t.test('an organization whose key is gone is retried after a delay or a start, however often others wake it', severalProcesses, async (t) => {
   const [broken, ...others] = [await world(1), await world(1), await world(1), await world(1)] as const
   await rotate(broken)
@@ -337,28 +340,25 @@ t.test('an organization whose key is gone is retried after a delay or a start, h
   }
   const failures = ({ said }: ReturnType<typeof lateEvents>) =>
     said.filter(({ organization, events }) => organization === broken.organization && events === undefined).length
-  const until = async (one: ReturnType<typeof lateEvents>, condition: () => boolean) => {
-    for (one.wake(); !condition(); one.wake()) await sleep(20)
-  }
   try {
     await tampered([`DELETE FROM chain_keys WHERE organization_id = '${broken.organization}'`], async () => {
       t.ok(await signIn(second.database, broken))
       const one = start(600_000)
-      await until(one, () => failures(one) > 0)
+      await wakeUntil(one, () => failures(one) > 0)
       for (const other of others) {
         await holding(other, async () => t.ok(await signIn(second.database, other)))
-        await until(one, () => one.said.some(({ organization }) => organization === other.organization))
+        await wakeUntil(one, () => one.said.some(({ organization }) => organization === other.organization))
       }
       t.equal(failures(one), 1)
       const restarted = start(600_000)
-      await until(restarted, () => failures(restarted) === 1)
+      await wakeUntil(restarted, () => failures(restarted) === 1)
       const soon = start(1)
-      await until(soon, () => failures(soon) >= 3)
+      await wakeUntil(soon, () => failures(soon) >= 3)
     })
     const mended = start(1)
     // The worker of the service also records late events, and can be faster.
     const isNumbered = async () => (await eventsOf(broken)).some(({ action }) => action === 'session.create')
-    for (mended.wake(); !await isNumbered(); mended.wake()) await sleep(20)
+    await wakeUntil(mended, isNumbered)
   } finally {
     await Promise.all(started.map((one) => one.stop()))
     await second.close()
@@ -376,7 +376,7 @@ t.test('late events of organizations are numbered by turns, and looked up some a
     SELECT organization_id, occurred_at, event, mac FROM late_events, generate_series(1, 600)
     WHERE organization_id = '${ids[0]}'`)
   const worker = lateEvents(database)
-  for (worker.wake(); (await listLate(database.db)).length > 0; worker.wake()) await sleep(20)
+  await wakeUntil(worker, async () => (await listLate(database.db)).length === 0)
   await worker.stop()
   const order = worker.said.map(({ organization }) => ids.indexOf(organization))
   t.strictSame(order, [0, 1, 2, 0, 0, 0])
@@ -500,7 +500,7 @@ t.test('an event that waited for its number across a rotation gets it under the 
   const { organization } = caller
   await holding(caller, async () => { t.ok(await signIn(database, caller), 'it is late') })
   const { kid } = await rotate(caller)
-  while (await recordLate(database.db, organization) !== 0);
+  await until(async () => await recordLate(database.db, organization) === 0)
   t.match((await eventsOf(caller)).filter(({ action }) => action === 'session.create'), [{ chain_kid: kid }])
   t.match((await inDatabase())[organization], { broken: null })
 })

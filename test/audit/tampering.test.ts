@@ -27,6 +27,7 @@ import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { byTurns, LONG, sample } from '../helpers/long.ts'
 import { authorizationUrl, CALLBACK, giveSecondFactor, issuePair, makePerson, pkce } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
+import { until } from '../helpers/until.ts'
 
 // The attacker can write to the database and has DDL rights. The service has the master key. Each test changes rows,
 // expects an error from every request that needs these rows, and then restores the rows.
@@ -172,9 +173,8 @@ await done(call(owner, 'POST', '/rotated/encryption-key/rotate'))
 await done(call(owner, 'POST', '/moved/encryption-key/rotate', { history_policy: 're_encrypt' }))
 await rotateClient()
 await done(write(owner, documents[1]!.body, 'A=3'))
-while ((await call(owner, 'GET', '/moved/encryption-key/history')).body.re_encryption.state !== 'done') {
-  await new Promise((resolve) => { setTimeout(resolve, 10) })
-}
+const stateOfMoved = async () => (await call(owner, 'GET', '/moved/encryption-key/history')).body.re_encryption.state
+await until(async () => await stateOfMoved() === 'done', { within: 120_000 })
 await attack.keep('kept')
 
 async function rotateClient () {
@@ -761,7 +761,9 @@ async function numberLate (): Promise<Answer> {
   const numbered = async () => (await test.sql(`SELECT organization_id || ' ' || seq AS event FROM audit_events
     WHERE action <> 'integrity.violation' ORDER BY organization_id, seq`)).map(({ event }) => String(event))
   const before = new Set(await numbered())
-  for (const organization of [o, foreign]) while (await recordLate(db, organization) !== 0);
+  for (const organization of [o, foreign]) {
+    await until(async () => await recordLate(db, organization) === 0, { every: 0 })
+  }
   const late = (await numbered()).filter((event) => !before.has(event)).map((event) => event.split(' ')[0])
   await renewLate()
   return { status: 200, headers: {}, text: late.join(), body: late }

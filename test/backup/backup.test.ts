@@ -39,6 +39,7 @@ import { giveSecondFactor, makePerson } from '../helpers/people.ts'
 import { CLI, command, emptyPlace, run, scratchDirectory, type Ended } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 t.setTimeout(240_000)
 
@@ -555,7 +556,7 @@ t.test('a backup is one moment, while the service writes on', async (t) => {
   const writing = Promise.all([0, 1, 2, 3].map(async () => { for (let i = 0; !traffic.isOver; i++) await store(i) }))
   const made: string[] = []
   const copies = () => readdirSync(service.env.DATA_DIR ?? folder).filter((name) => name.startsWith('copy-'))
-  for (const until = before + (LONG ? 60 : 20); await versions() < until;) made.push((await backUp()).file)
+  for (const enough = before + (LONG ? 60 : 20); await versions() < enough;) made.push((await backUp()).file)
   traffic.isOver = true
   await writing
   t.strictSame(copies(), [], 'a copy of the files of an embedded database is gone')
@@ -690,7 +691,7 @@ t.test('a signal ends a command without leaving its scratch, and what a killed o
   t.strictSame(left(), [stopped.to], 'the copy of a process that is gone has gone, too')
   // This backup waits in the queue.
   const waiting = start(CLI, 'backup', join(dir, 'three'))
-  while (left().length === 1) await pause(20)
+  await until(() => left().length !== 1, { within: 120_000 })
   t.ok(left().includes(stopped.to), 'and that of one that lives is there')
   t.ok(existsSync(mine), 'and so is the copy that was not made for a backup')
   t.same(await Promise.all([end(stopped.child, 'SIGTERM'), end(waiting, 'SIGINT')]), [143, 130])
@@ -699,7 +700,7 @@ t.test('a signal ends a command without leaving its scratch, and what a killed o
   unlock()
 
   const drilled = start(CLI, 'drill', '-')
-  while (left().length === 0) await pause(20)
+  await until(() => left().length > 0, { within: 120_000 })
   t.equal(await end(drilled, 'SIGINT'), 130)
   t.strictSame(left(), [])
   const module = new URL('../../src/commands/common/durable.js', import.meta.url).href
@@ -707,7 +708,7 @@ t.test('a signal ends a command without leaving its scratch, and what a killed o
     const { writeStreamDurably } = await import(${JSON.stringify(module)})
     setInterval(() => {}, 1000)
     await writeStreamDurably(process.env.DATA_DIR + '/file', (async function * () { await new Promise(() => {}) })(), 0o600)`)
-  while (left().length === 0) await pause(20)
+  await until(() => left().length > 0, { within: 120_000 })
   t.equal(await end(writes, 'SIGTERM'), 143)
   t.strictSame(left(), [])
 })
@@ -752,7 +753,7 @@ t.test('a signal removes a temporary directory that a thread still fills', async
     })
     new Worker(${JSON.stringify(thread)}, { eval: true, execArgv: [] }).on('error', () => {})
     setInterval(() => {}, 1000)`], { env: { ...process.env, OWN: join(dir, 'own') }, stdio: 'ignore' })
-  while (child.exitCode === null && !existsSync(join(dir, 'own', '310'))) await pause(20)
+  await until(() => child.exitCode !== null || existsSync(join(dir, 'own', '310')), { within: 120_000 })
   child.kill('SIGTERM')
   t.equal((await once(child, 'close'))[0], 143)
   t.strictSame(readdirSync(dir), [])

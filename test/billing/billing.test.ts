@@ -1,5 +1,4 @@
 // runs: one database
-import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
 import { describeRefunds, exportInvoices, refundCharge, settle } from '../../src/commands/billing/billing.ts'
@@ -10,6 +9,7 @@ import { formatMoney, holdsCardNumber, periodEnd, unusedOf } from '../../src/rul
 import { makeLevel, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { background, bill, charge, eventsOf, invoicesOf, path, processor, rowsOf, subscribe } from '../helpers/billing.ts'
 import { command, emptyPlace } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 
 // This file has its own database, because the billing worker works on all organizations of a database.
 const service = await startIsolatedApp(t)
@@ -589,7 +589,7 @@ t.test('no more goes back than came in, in whatever parts and however many ask a
   await settle(service.database, 'invoice', 'paid', invoice_id)
   // The service sends a charge to the provider after its response.
   const unsent = `SELECT FROM charges WHERE id = '${id}' AND submitted_at IS NULL`
-  while ((await service.sql(unsent)).length > 0) await pause(20)
+  await until(async () => (await service.sql(unsent)).length === 0)
   await refusesAll(t, caller, refund, [
     [{ amount: 1001 }, 'refund_exceeds_charge'], [{ amount: 0 }, 'validation_failed', 'amount'],
     [{ amount: -5 }, 'validation_failed', 'amount'], [{ amount: 0.5 }, 'validation_failed', 'amount'],

@@ -7,6 +7,7 @@ import { useOwnCitus } from '../helpers/citus.ts'
 import { lostAtRest, watched } from '../helpers/faults.ts'
 import { command } from '../helpers/process.ts'
 import { makeLevels, mix, patient, random } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 t.setTimeout(500_000)
 
@@ -16,7 +17,7 @@ const CLIENTS = 4
 const REST = 40
 
 /** Repeats a step up to three times if it waited too long for a lock. */
-async function insist<T> (work: () => Promise<T>, clean: () => Promise<void>): Promise<T> {
+async function insist<T> (work: () => Promise<T>, clean: () => Promise<unknown>): Promise<T> {
   for (let attempt = 1; ; attempt++) {
     try {
       return await work()
@@ -61,14 +62,11 @@ t.test('an organization moves to another worker, and shards are rebalanced, unde
   await pause(500)
   // Citus drops former shards and the shards of a failed move when no transaction uses them any more. The next move can
   // start only after that.
-  const clean = async () => {
-    for (;;) {
-      await admin`CALL citus_cleanup_orphaned_resources()`
-      const left = await admin`SELECT object_name FROM pg_dist_cleanup`
-      if (left.length === 0) return
-      await pause(200)
-    }
-  }
+  const clean = () => until(async () => {
+    await admin`CALL citus_cleanup_orphaned_resources()`
+    const left = await admin`SELECT object_name FROM pg_dist_cleanup`
+    return left.length === 0
+  }, { every: 200, within: 120_000 })
   const step = async <T>(name: string, work: () => Promise<T>) => {
     const began = performance.now()
     // Repeats a move that waited too long for a lock, like the operator.

@@ -1,6 +1,5 @@
 // runs: one database; 25 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
-import { setTimeout as pause } from 'node:timers/promises'
 import { sql, type SQL } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { transaction, type Db } from '../../src/db/database.ts'
@@ -21,6 +20,7 @@ import {
   startInstances, statuses, store, times, untilDone,
   type Level, type Operation, type Reply, type Send
 } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
 // A commit on several nodes takes longer.
@@ -546,11 +546,13 @@ async function begin<T> ({ service, waiting }: Instances, work: () => Promise<T>
     const running = work()
     running.then(ended, ended)
     // Checks twice, because each change is in the queue for a moment.
-    for (let seen = 0; seen < 2; await pause(5)) {
+    let seen = 0
+    await until(async () => {
       if (isOver) throw new Error('it did not wait')
       const isWaiting = (await lockWaits(service)).length > locks || waiting() > queued || isTriedAgain()
       seen = isWaiting ? seen + 1 : 0
-    }
+      return seen === 2
+    }, { every: 5 })
     return { running }
   } finally {
     unsubscribe('strongroom:statement', look)
@@ -575,13 +577,12 @@ async function inTurn<A, B> (
     const begun = await longTransactions.transaction(async (db) => {
       await db.execute(row)
       const { running: one } = await begin(instances, first)
-      let [wanted] = await lockWaits(service)
-      for (; wanted === undefined; [wanted] = await lockWaits(service)) await pause(5)
+      const wanted = await until(async () => (await lockWaits(service))[0], { every: 5 })
       const { running: other } = await begin(instances, second)
       await gated?.execute(gate!)
       // A change that waits long for a lock ends and starts again, so the second change could briefly be ahead of the
       // first.
-      for (let isFirst = false; !isFirst; await pause(5)) isFirst = (await lockWaits(service)).includes(wanted)
+      await until(async () => (await lockWaits(service)).includes(wanted), { every: 5 })
       return [one, other] as const
     })
     if (gated !== undefined) await begun[0].catch(() => {})
@@ -607,9 +608,10 @@ const tokenOf = (organization: string, id: number | string) =>
 /** The recorded events since `after`: the action, and the details about tokens. */
 async function recordedIn ({ sql: query, database }: TestApp, organization: string, after: number) {
   // Numbers late events like the background worker. A person's event becomes late if a change has locked the counter.
-  const isLate = async () =>
-    (await query(`SELECT FROM late_events WHERE organization_id = '${organization}'`)).length > 0
-  while (await isLate()) await recordLate(database.background, organization)
+  const late = () => query(`SELECT FROM late_events WHERE organization_id = '${organization}'`)
+  await until(async () => (await late()).length === 0, {
+    every: 0, again: () => recordLate(database.background, organization)
+  })
   return await query(`SELECT action, resource_id, details FROM audit_events
     WHERE organization_id = '${organization}' AND seq > ${after} ORDER BY seq`
   ) as { action: string, resource_id: string, details: Record<string, unknown> | null }[]

@@ -33,6 +33,7 @@ import { IN_PROOFS, LONG, sample } from '../helpers/long.ts'
 import { command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 import { openWay, type Way } from '../helpers/way.ts'
 
 // The first proof kills servers while clients write. After a restart, every acknowledged write must exist, however long
@@ -769,7 +770,13 @@ t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off anywhere on PostgreSQL, a key ch
     // PostgreSQL has discarded uncommitted changes when the backend has ended.
     const gone = async () =>
       (await admin`SELECT FROM pg_stat_activity WHERE datname = ${new URL(way.url).pathname.slice(1)}`).length === 0
-    return { ...way, close: async () => { for (await way.close(); !await gone();); } }
+    return {
+      ...way,
+      close: async () => {
+        await way.close()
+        await until(gone, { every: 0 })
+      }
+    }
   }
   let copies = 0
   const databases = {

@@ -4,7 +4,6 @@ import { once } from 'node:events'
 import { createReadStream, createWriteStream, existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import type { Readable, Writable } from 'node:stream'
-import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
@@ -14,6 +13,7 @@ import { ACTIVITY, startIsolatedApp, type TestApp } from '../helpers/app.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { CLI, cli, command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 t.setTimeout(300_000)
 
@@ -39,8 +39,8 @@ function inTerminal (t: Test, args: string[], env: Env, redirect = '') {
     shown: () => shown,
     isRunning: () => child.exitCode === null,
     /** Resolves when the terminal shows the text, or when the command has ended. */
-    async until (text: RegExp) {
-      while (!text.test(shown) && child.exitCode === null) await pause(5)
+    async untilShown (text: RegExp) {
+      await until(() => text.test(shown) || child.exitCode !== null, { every: 5, within: 120_000 })
     },
     /** Ctrl-C; returns the exit status and what the terminal shows after it. */
     async interrupt () {
@@ -111,7 +111,7 @@ t.test('an interrupted backup leaves no file', { skip }, async (t) => {
     for (let isInterrupted = false; !isInterrupted;) {
       const file = join(dir, `backup-${ulid()}`)
       const backup = inTerminal(t, ['backup', file], env)
-      await backup.until(share === 0 ? /Backing up/ : new RegExp(`[${share / 10}-9]\\d %`))
+      await backup.untilShown(share === 0 ? /Backing up/ : new RegExp(`[${share / 10}-9]\\d %`))
       const { code, text } = await backup.interrupt()
       if (code === 0) continue
       isInterrupted = true
@@ -137,11 +137,11 @@ async function readingPipe (
     input.on('error', () => {})
     const at = Math.floor(content.length * share)
     input.write(content.subarray(0, at))
-    await run.until(step)
+    await run.untilShown(step)
     // Backpressure: the command has read all but what the pipe and the stream hold.
-    while (input.writableLength > 70_000) await pause(5)
+    await until(() => input.writableLength <= 70_000, { every: 5 })
     const ended = run.interrupt()
-    await run.until(/Stopping/)
+    await run.untilShown(/Stopping/)
     input.end(content.subarray(at))
     const { code, text } = await ended
     input.destroy()
@@ -157,7 +157,7 @@ const MAX_ATTEMPTS = 20
 async function inStep (t: Test, step: RegExp, args: string[], placeOf: () => Promise<Env> | Env, last: RegExp) {
   for (let attempt = 1; attempt <= MAX_ATTEMPTS; attempt++) {
     const run = inTerminal(t, args, await placeOf())
-    await run.until(step)
+    await run.untilShown(step)
     const { code, text } = await run.interrupt()
     if (code === 130 && last.test(text)) {
       t.pass(`${args[0]} in ${step}`)
@@ -222,9 +222,9 @@ t.test('an interrupted export of the audit says that its last line is missing', 
     let text = String((await chunks.next()).value)
     // A page of 500 events is larger than the pipe, so the export waits in the middle of a page.
     while (text.split('\n').length < read * 1_000) text += String((await chunks.next()).value)
-    await run.until(/Exporting/)
+    await run.untilShown(/Exporting/)
     const ended = run.interrupt()
-    await run.until(/Stopping/)
+    await run.untilShown(/Stopping/)
     for await (const chunk of { [Symbol.asyncIterator]: () => chunks }) text += String(chunk)
     const { code, text: shown } = await ended
     t.equal(code, 130)
@@ -265,8 +265,8 @@ t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database 
   }
 
   const waitsForLock = async (run: ReturnType<typeof inTerminal>) => {
-    while (run.isRunning() && (await service.sql(`SELECT FROM ${ACTIVITY}
-      WHERE datname = current_database() AND wait_event_type = 'Lock'`)).length === 0) await pause(20)
+    await until(async () => !run.isRunning() || (await service.sql(`SELECT FROM ${ACTIVITY}
+      WHERE datname = current_database() AND wait_event_type = 'Lock'`)).length > 0, { every: 20 })
   }
 
   await t.test('an interrupted verification does not wait for a locked table', async (t) => {
@@ -288,7 +288,7 @@ t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database 
     for (const [table, locked] of Object.entries(tables).filter(([table]) => LONG || table === 'organizations')) {
       await session.unsafe(`BEGIN; SELECT FROM ${table} ${locked} FOR UPDATE`)
       const rewrap = inTerminal(t, ['rewrap'], place)
-      await rewrap.until(/Re-wrapping [#-]{24} \d+ of \d+ values/)
+      await rewrap.untilShown(/Re-wrapping [#-]{24} \d+ of \d+ values/)
       await waitsForLock(rewrap)
       const { code, text } = await rewrap.interrupt()
       t.equal(code, 130)
@@ -308,7 +308,7 @@ t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database 
     for (const table of sample(['teams', 'organizations', 'audit_events'], 3)) {
       await session.unsafe(`BEGIN; CREATE TABLE ${table} (id int)`)
       const migrate = inTerminal(t, ['migrate'], place)
-      await migrate.until(/Migration 1 of \d+ [#-]{24} \d+ of \d+ statements/)
+      await migrate.untilShown(/Migration 1 of \d+ [#-]{24} \d+ of \d+ statements/)
       const { code, text } = await migrate.interrupt()
       t.equal(code, 130)
       t.match(text, /Interrupted\. The schema was not changed\. Run migrate again\.\n$/)
@@ -327,10 +327,10 @@ t.test('without a terminal, progress is a line at each interval', async (t) => {
   const display = lines(1)
   display.begin('Restoring', 'bytes', 4 * 2 ** 20)
   display.advance(2 ** 20)
-  while (shown.length === 0) await pause(1)
+  await until(() => shown.length > 0, { every: 1 })
   display.begin('Exporting', 'events', undefined)
   display.advance(7)
-  while (!shown.at(-1)!.includes('Exporting')) await pause(1)
+  await until(() => shown.at(-1)!.includes('Exporting'), { every: 1 })
   display.end()
   process.stderr.write = write
   t.match(shown[0], /^Restoring: 1\.0 of 4\.0 MiB, 25 %, 1 s left\n$/)
@@ -340,7 +340,7 @@ t.test('without a terminal, progress is a line at each interval', async (t) => {
 t.test('a command without a terminal writes such a line after ten seconds, and says at a signal what is left', async (t) => {
   let shown = ''
   waiting.stderr.setEncoding('utf8').on('data', (more: string) => { shown += more })
-  while (!shown.includes('\n')) await pause(50)
+  await until(() => shown.includes('\n'), { every: 50 })
   t.match(shown, /^Verifying: 0\.0 MiB\n/)
   waiting.kill('SIGINT')
   const [code] = await once(waiting, 'close')

@@ -10,6 +10,7 @@ import { LONG, sample } from '../helpers/long.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { beginServer, command, startServer } from '../helpers/process.ts'
 import { client, look, makeLevels, type Level, type Reply } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 import { openWay } from '../helpers/way.ts'
 
 // The server process under load, while its PostgreSQL is stopped, restarted, frozen and locked. The tests wait for
@@ -46,10 +47,6 @@ t.test('PostgreSQL goes away and comes back under load', {
   const acknowledged = new Set<string>()
   const strange: unknown[] = []
   let slowest = 0
-
-  async function until (condition: () => Promise<boolean> | boolean) {
-    while (!await condition()) await pause(20)
-  }
 
   /**
    * Sends a request and checks its response. The response must be correct or the refusal for an outage, in bounded

@@ -10,6 +10,7 @@ import { earlier, startIsolatedApp, type Caller, type TestApp } from '../helpers
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
 import { load } from '../helpers/console.ts'
 import { giveSecondFactor, makePerson, type Person } from '../helpers/people.ts'
+import { until } from '../helpers/until.ts'
 
 // The console in Chromium: a person's first hour with all actions and operations, values, and attacks.
 
@@ -127,14 +128,6 @@ async function isInWindow (element: Locator, width: number): Promise<boolean> {
   return box !== null && box.x >= 0 && box.x + box.width <= width
 }
 
-/** Waits until a condition holds. The content security policy of the page forbids `waitForFunction`. */
-async function until (holds: () => Promise<boolean>) {
-  for (let i = 0; !await holds(); i++) {
-    if (i > 100) throw new Error(`not in time: ${holds}`)
-    await new Promise((resolve) => { setTimeout(resolve, 100) })
-  }
-}
-
 /** Confirms an action in its dialog. */
 async function confirm (page: Page, opener: string | RegExp, action: string) {
   await button(page, opener).first().click()
@@ -205,6 +198,7 @@ for (const width of SIZES) {
     await button(dialog, /^Hide/).click()
     await button(dialog, /^Copy/).click()
     await button(dialog, 'Start from the present value').click()
+    // The content security policy of the page forbids waitForFunction of Playwright.
     await until(async () => await page.getByLabel('New value').inputValue() === 'other')
     await button(dialog, 'Remove name').click()
     await said(page, 'Removed API_KEY from backend / live.')

@@ -23,6 +23,7 @@ import {
   prepare, requestOf, send, settle, type Access, type Depth
 } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
+import { until } from '../helpers/until.ts'
 
 interface Schema {
   enum?: string[]
@@ -429,9 +430,8 @@ async function deletedIn ({ caller, ids }: Awaited<ReturnType<typeof settle>>) {
     await done(method, url.replace('/api/v1', ''))
   }
   // Events of background jobs belong to no operation, so waits for the jobs.
-  while ((await service.sql('SELECT FROM histories WHERE removed_at IS NOT NULL')).length > 0) {
-    await new Promise((resolve) => { setTimeout(resolve, 20) })
-  }
+  const removed = () => service.sql('SELECT FROM histories WHERE removed_at IS NOT NULL')
+  await until(async () => (await removed()).length === 0, { within: 120_000 })
   return {
     project: { project: 'gone', client: 'gone' },
     target: { target: 'gone' },

@@ -25,6 +25,7 @@ import { migrateSchema } from '../../src/db/migrate.ts'
 import { createWatchdog } from '../../src/db/embedded/watchdog.ts'
 import { LONG } from '../helpers/long.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
+import { until } from '../helpers/until.ts'
 import { openWay } from '../helpers/way.ts'
 
 const CANARY = 'canary-5f1c0e'
@@ -178,7 +179,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     await Promise.all(Array.from({ length: slots }, () => transaction(database.db, async db => {
       await db.execute(sql`select 1`)
       seen.begun++
-      while (seen.begun < slots) await sleep(5)
+      await until(() => seen.begun === slots, { every: 5 })
     })))
   }
 
@@ -215,9 +216,9 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
         await timed(find(database.reads, { id: 1 }))
       }
     })
-    // Waits without a limit, because a busy machine can be slow.
     const more = async (by: number, count: () => number) => {
-      for (const from = count(); count() < from + by;) await sleep(5)
+      const enough = count() + by
+      await until(() => count() >= enough, { every: 5, within: 120_000 })
     }
     for (let cycle = 0; cycle < (LONG ? 6 : 2); cycle++) {
       await more(40, () => acknowledged.length)
@@ -225,8 +226,8 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
       // The outage is longer in each cycle: at least one refusal for each client, and then more.
       await more(24 * (cycle + 1), () => refused)
       await server.start()
-      while (!await timed(find(database.reads, { id: 1 })) ||
-        !await timed(transaction(database.db, db => find(db, { id: 1 }))));
+      await until(async () => await timed(find(database.reads, { id: 1 })) &&
+        await timed(transaction(database.db, db => find(db, { id: 1 }))), { every: 0, within: 120_000 })
     }
     await more(40, () => acknowledged.length)
     load.running = false
@@ -261,7 +262,8 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
       }))
     ]).flat()
     for (let resets = 0; resets < (LONG ? 10 : 3); resets++) {
-      for (const from = load.served; load.served < from + 100;) await sleep(5)
+      const enough = load.served + 100
+      await until(() => load.served >= enough, { every: 5 })
       way.reset()
     }
     load.running = false
@@ -284,7 +286,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     const sleeping = [along.reads, along.db].map(db =>
       db.execute(sql`select pg_sleep(20)`).then(() => 'answered', error => databaseError(error).message))
     const asleep = sql`select 1 from pg_stat_activity where query = 'select pg_sleep(20)'`
-    while ((await database.db.execute(asleep) as unknown as unknown[]).length < sleeping.length) await sleep(10)
+    await until(async () => (await database.db.execute(asleep) as unknown as unknown[]).length >= sleeping.length)
     way.reset()
     for (const reason of await Promise.all(sleeping)) t.match(reason, /^(ECONNRESET|CONNECTION_CLOSED)$/)
     t.same(Object.values(along.pools).filter(({ slots, free }) => free < slots), [], 'each has its place again')
@@ -306,7 +308,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
       seen.held++
       await released
     }))
-    while (seen.held < slots) await sleep(5)
+    await until(() => seen.held === slots, { every: 5 })
     const ended: number[] = []
     const waiting = Array.from({ length: 260 }, (_, place) => find(database.db, { id: 1 }).then(() => 'served', error => {
       ended.push(place)
@@ -395,7 +397,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     // The server is still frozen. New connections must also fail in bounded time.
     t.equal(await find(database.reads, { id: 1 }).then(() => 'served', error => error.name), 'DatabaseUnavailable')
     server.thaw()
-    while (!await database.ping().then(() => true, () => false));
+    await until(() => database.ping().then(() => true, () => false), { every: 0 })
     await fullConcurrency()
     t.same(uncaught, [])
   })
@@ -651,7 +653,9 @@ t.test('embedded', async t => {
 
     await t.test('RL-08 a statement without end is ended, and the database opens again', async t => {
       await t.rejects(transaction(database.db, db => db.execute(sql`select pg_sleep(60)`)), DatabaseUnavailable)
-      while (!await find(database.db, { id: 1 }).then(rows => rows.length === 1, () => false)) await sleep(50)
+      await until(() => find(database.db, { id: 1 }).then(rows => rows.length === 1, () => false), {
+        every: 50, within: 120_000
+      })
     })
 
     await t.test('RL-08 a session that PostgreSQL ends is replaced, and loses nothing acknowledged', async t => {

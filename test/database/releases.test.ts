@@ -1,5 +1,4 @@
 // runs: PostgreSQL; 6 s
-import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t from 'tap'
 import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
@@ -7,6 +6,7 @@ import { VERSION } from '../../src/version.ts'
 import { tableNames } from '../helpers/migrations.ts'
 import { command, emptyPlace, scratchDirectory, startServer } from '../helpers/process.ts'
 import { client } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 import { keptReleases, readContents, readDump, readTotpSecret } from '../releases/contents.ts'
 
@@ -71,7 +71,9 @@ for (const release of releases) {
     const { id, path, documents } = contents.former_version
     t.match(await send('POST', `/secrets/versions/${id}/restore`, {}), { status: 200 })
     t.same(await read(path), documents, 'a former version is restored')
-    for (const table of WORK_LISTS) while (await countRows(table) > 0) await pause(100)
+    for (const table of WORK_LISTS) {
+      await until(async () => await countRows(table) === 0, { every: 100, within: 120_000 })
+    }
     t.equal((await server.stop()).code, 0)
 
     t.match(await command(['audit', 'verify'], env), { code: 0 })

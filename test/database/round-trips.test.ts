@@ -7,6 +7,7 @@ import type { Slice } from '../../src/rules/slices.ts'
 import { makeLevel, ON_CITUS, startIsolatedApp } from '../helpers/app.ts'
 import { OPERATIONS, OTHER_OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
+import { until } from '../helpers/until.ts'
 
 // The number of statements of each operation, which is its cost. Looking up the caller and the level takes one
 // statement each; concurrent requests share them. A commit is one statement. These numbers leave out the begin of a
@@ -242,9 +243,7 @@ t.test('each operation sends the listed number of statements, all prepared: a re
     }
   }
   // Waits for background jobs of the previous operation, because their statements would be counted.
-  while ((await service.sql('SELECT 1 FROM organization_removals')).length > 0) {
-    await new Promise((resolve) => { setTimeout(resolve, 20) })
-  }
+  await until(async () => (await service.sql('SELECT 1 FROM organization_removals')).length === 0, { within: 120_000 })
 })
 
 t.test('a repeat waits once for a level in a path, twice in a body, +1 for a list, +1 to decrypt', { skip }, async (t) => {

@@ -1,5 +1,4 @@
 // runs: PostgreSQL; 15 s
-import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { migrateSchema } from '../../src/db/migrate.ts'
@@ -9,6 +8,7 @@ import { copyOfMigrations, EXPANSIONS, HOT } from '../helpers/migrations.ts'
 import {
   failedInside, makeLevels, replay, startInstances, statuses, store, times, type Operation, type Reply
 } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 import { openWay } from '../helpers/way.ts'
 
 // A migration of a later release extends the schema while instances serve requests (0047).
@@ -46,7 +46,7 @@ t.test('RL-30: with two instances under load and a locked table, a schema upgrad
   ])
   const after = async (some: number) => {
     const enough = operations.length + some
-    while (operations.length < enough) await pause(5)
+    await until(() => operations.length >= enough, { every: 5 })
   }
 
   await after(20)
@@ -61,7 +61,7 @@ t.test('RL-30: with two instances under load and a locked table, a schema upgrad
   await holder`SELECT FROM secrets LIMIT 1`
   const migrated = migrateSchema(clientOf(t, url.href), { folder })
   // The migration gives up its lock request, and the waiting requests continue. Then the migration tries again.
-  for (const waits of [true, false, true]) while (await isWaiting() !== waits) await pause(5)
+  for (const waits of [true, false, true]) await until(async () => await isWaiting() === waits, { every: 5 })
   await after(20)
   await holder`COMMIT`
   await migrated
@@ -126,7 +126,7 @@ t.test('RL-30: a start that waits for a table or for another start says so; a si
     const controller = new AbortController()
     const before = said.length
     const ended = migrate({ timeout: 600, signal: controller.signal }).then(() => 'migrated', (error) => error)
-    while (said.length === before) await pause(5)
+    await until(() => said.length > before, { every: 5 })
     controller.abort(reason)
     t.equal(await ended, reason)
     return said.at(-1)

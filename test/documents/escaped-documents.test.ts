@@ -4,6 +4,7 @@ import t from 'tap'
 import { BLOB_BYTES } from '../../schemas/shapes.ts'
 import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
 import { rest } from '../helpers/sockets.ts'
+import { until } from '../helpers/until.ts'
 
 t.setTimeout(120_000)
 
@@ -125,22 +126,17 @@ async function hold (port: number, caller: Caller, begun: string, ask: () => Pro
     return held
   }
   const held = [begin(), begin()]
-  const refused = await until(503, ask, () => {
+  const refused = await untilStatus(503, ask, () => {
     for (const [i, { isRefused }] of held.entries()) if (isRefused) held[i] = begin()
   })
   return { refused, drop: () => held.forEach(({ socket }) => socket.destroy()) }
 }
 
 /** Repeats the request until the response has the status. */
-async function until (status: number, sending: () => Promise<string>, again = () => {}) {
-  for (let n = 0; n < 1_000; n++) {
-    const answer = await sending()
-    if (statusOf(answer) === status) return answer
-    again()
-    await new Promise((resolve) => setTimeout(resolve, 5))
-  }
-  throw new Error(`never ${status}`)
-}
+const untilStatus = (status: number, sending: () => Promise<string>, again = () => {}) => until(async () => {
+  const answer = await sending()
+  return statusOf(answer) === status && answer
+}, { every: 5, again })
 
 t.test('two large stores of an organization and four of all are read at a time, and small ones need no place', async (t) => {
   const { service, port, place } = await serve({ BODY_LIMIT: '16KiB' })
@@ -163,7 +159,7 @@ t.test('two large stores of an organization and four of all are read at a time, 
   t.equal(statusOf(await large(three)), 503, 'four are all')
   t.equal(statusOf(await small(three)), 200)
   for (const { drop } of [first, second]) drop()
-  for (const caller of [one, two, three]) await until(200, () => large(caller, true))
+  for (const caller of [one, two, three]) await untilStatus(200, () => large(caller, true))
 
   await t.test('who may not write takes no place', async (t) => {
     const narrow = await service.token(one.organization, ['secret:read'])
@@ -179,7 +175,7 @@ t.test('two large stores of an organization and four of all are read at a time, 
     for (let round = 0; round < 3; round++) {
       const { drop } = await hold(port, one, IN_CHUNKS, () => large(one))
       drop()
-      await until(200, () => large(one))
+      await untilStatus(200, () => large(one))
     }
   })
 })

@@ -4,6 +4,7 @@ import { sealBlob } from '../../src/crypto/blob.ts'
 import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { makeLevels, miscounted, startInstances, times, type Level } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // This file has its own database, because it compares the counts of all organizations with their rows.
 const service = await startIsolatedApp(t)
@@ -61,7 +62,7 @@ t.test('what is stored is what documents and versions hold, after each kind of c
     const { body } = await call('GET', `/${organization}/${at.project}/encryption-key/history`)
     return body.re_encryption?.state === 'running'
   }
-  while (await isMoving()) await new Promise((resolve) => { setTimeout(resolve, 10) })
+  await until(async () => !await isMoving(), { within: 120_000 })
   await holds(0, 'its history moved')
   const kept = 2 * size(50) + 2 * size(50) + size(30)
   await holds(

@@ -11,6 +11,7 @@ import { judge, noLoad, startPair, underLoad, untilMore } from '../helpers/pair.
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { beginServer, startServer } from '../helpers/process.ts'
 import { makeLevels, random, store, times } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // Migrates the schema under load. Several processes start at the same time, and the test kills some of them during the
 // migration.
@@ -85,7 +86,7 @@ t.test('RL-30 RL-31 starters are killed in the middle of the migrations: the oth
     const starters = times(2, () => beginServer(t, env))
     const isConnected = async () => (await looker`
       SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`).length > 0
-    while (!await isConnected()) await pause(1)
+    await until(isConnected, { every: 1, within: 120_000 })
     await pause(next() * MIGRATING)
     const killed = cycle % 2 === 0 ? starters : starters.slice(0, 1)
     for (const { child } of killed) child.kill('SIGKILL')

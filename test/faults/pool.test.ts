@@ -1,5 +1,4 @@
 // runs: one database; fault
-import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t from 'tap'
 import { lockCounters } from '../helpers/changers.ts'
@@ -7,6 +6,7 @@ import { cycles, recovers } from '../helpers/faults.ts'
 import { fullConcurrency, judge, noLoad, SLOW, startPair, underLoad, untilMore, type Load } from '../helpers/pair.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { statuses, times, type Reply } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // All requests wait for the database, because another transaction locks a row or because the database is slow.
 
@@ -38,7 +38,7 @@ t.test('RL-06 all connections wait for locked rows: bounded 503, health and read
       return reply
     }
     const writes = sends.flatMap((_, server) => times(CROWD / 2, (n) => ask(server, n)))
-    while (await waiting() < changers.flat().length) await pause(10)
+    await until(async () => await waiting() >= changers.flat().length)
     for (const send of sends) {
       const began = performance.now()
       t.equal((await send('GET', '//healthz')).status, 200)

@@ -9,6 +9,7 @@ import { judge, standBy, startUnderFire, type Process } from '../helpers/bystand
 import { cycles, watched } from '../helpers/faults.ts'
 import { freePort, hasPostgres } from '../helpers/postgres.ts'
 import { scratchDirectory, startServer } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 
 // The shipped proxy before two instances, which the test stops and restarts one after the other.
 
@@ -41,7 +42,7 @@ async function startProxy (t: Test, instances: string[]): Promise<string> {
     await gone
   })
   const address = `http://127.0.0.1:${port}`
-  while ((await fetch(`${address}/healthz`).catch(() => undefined))?.status !== 200) await pause(50)
+  await until(async () => (await fetch(`${address}/healthz`).catch(() => undefined))?.status === 200, { every: 50 })
   return address
 }
 

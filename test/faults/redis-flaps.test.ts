@@ -1,12 +1,12 @@
 // runs: one database; fault
 import { request, Agent } from 'node:http'
-import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { judge, standBy, startUnderFire, type Process } from '../helpers/bystanders.ts'
 import { cycles } from '../helpers/faults.ts'
 import { samplesOf, valueOf } from '../helpers/metrics.ts'
 import { hasPostgres } from '../helpers/postgres.ts'
 import { hasRedis, startRedis } from '../helpers/redis.ts'
+import { until } from '../helpers/until.ts'
 
 // Two instances under load. The test repeatedly kills or suspends their Redis, and starts it again.
 
@@ -54,13 +54,12 @@ t.test('RL-24 RL-26 Redis comes and goes: limits are exact with it, per instance
   const changes = async () => (await Promise.all(processes.map(({ metrics }) => metrics())))
     .reduce((sum, text) => sum + ofRedis(text, '_total'), 0)
 
-  async function until (state: 0 | 1) {
+  async function untilAll (state: 0 | 1) {
     const begun = performance.now()
-    while ((await alone()).some((is) => is !== state)) {
+    await until(async () => (await alone()).every((is) => is === state), {
       // An instance notices the state of Redis only when it counts a request.
-      await Promise.all(processes.map((process) => through(1, [process], '203.0.113.250')))
-      await pause(10)
-    }
+      again: () => Promise.all(processes.map((process) => through(1, [process], '203.0.113.250')))
+    })
     return performance.now() - begun
   }
 
@@ -68,12 +67,13 @@ t.test('RL-24 RL-26 Redis comes and goes: limits are exact with it, per instance
    * Repeats a round until all instances counted in Redis during it. On a busy machine, a response of Redis may be late.
    */
   async function together (round: () => Promise<number>): Promise<number> {
-    for (;;) {
-      await until(0)
+    const [found] = await until(async () => {
+      await untilAll(0)
       const before = await changes()
       const found = await round()
-      if (await changes() === before) return found
-    }
+      return await changes() === before && [found] as const
+    }, { every: 0, within: 120_000 })
+    return found
   }
 
   let recovery = 0
@@ -83,13 +83,13 @@ t.test('RL-24 RL-26 Redis comes and goes: limits are exact with it, per instance
     const isFrozen = flap % 2 === 0
     if (isFrozen) redis.freeze()
     else await redis.stop()
-    await until(1)
+    await untilAll(1)
     const from = `198.51.${flap}.1`
     t.equal(await through(LIMIT + 20, [one], from), LIMIT, 'by itself')
     t.equal(await through(LIMIT + 20, [other], from), LIMIT, 'and so does the other')
     if (isFrozen) redis.thaw()
     else await redis.start()
-    recovery = Math.max(recovery, await until(0))
+    recovery = Math.max(recovery, await untilAll(0))
     const ends = await redis.ends()
     t.ok(ends.size > 0)
     t.same([...ends].filter(([, left]) => left <= 0), [], 'every key has an end')
@@ -100,7 +100,7 @@ t.test('RL-24 RL-26 Redis comes and goes: limits are exact with it, per instance
     const changesSaid = () => server.stdout().split('\n').filter((line) => line.startsWith('{'))
       .map((line) => JSON.parse(line)).filter(({ msg }) => msg === ALONE || msg === TOGETHER)
     // The log line can be written a moment later.
-    while (changesSaid().length < 2 * FLAPS) await pause(10)
+    await until(() => changesSaid().length >= 2 * FLAPS)
     const said = changesSaid()
     t.strictSame(said.map(({ msg }) => msg), said.map((_, i) => i % 2 === 0 ? ALONE : TOGETHER), 'each change is said once')
     t.ok(said.every(({ level }) => level === 40))

@@ -1,5 +1,4 @@
 // runs: one database; fault; 110 s
-import { once } from 'node:events'
 import { connect } from 'node:net'
 import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
@@ -13,6 +12,7 @@ import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { beginServer, command, scratchDirectory, startServer, type Server } from '../helpers/process.ts'
 import { repliesIn } from '../helpers/sockets.ts'
 import { makeLevels, random, type Level, type Operation } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // Processes that start with a directory in use, start before their database, or stop in the middle of work.
 
@@ -155,7 +155,7 @@ for (const [name, open] of [['embedded database', embedded], ['PostgreSQL', onPo
       const body = JSON.stringify({ ...level, plaintext: operation.plaintext })
       long.write(`POST /api/v1/${caller.organization}/secrets/store HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${caller.token}\r\n` +
         `X-Request-Id: ${operation.request}\r\nContent-Type: application/json\r\nContent-Length: ${body.length}\r\nExpect: 100-continue\r\n\r\n`)
-      await long.until('100 Continue')
+      await long.untilHeard('100 Continue')
       await pause(300)
 
       const told = performance.now()
@@ -189,7 +189,7 @@ for (const [name, open] of [['embedded database', embedded], ['PostgreSQL', onPo
 
     const halfway = socketTo(t, service.server().address)
     halfway.write('POST /api/v1/cli/telemetry HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n')
-    await halfway.until('100 Continue')
+    await halfway.untilHeard('100 Continue')
     service.server().child.kill('SIGTERM')
     await pause(500)
     t.equal(service.server().child.exitCode, null, 'it waits for what is under way')
@@ -212,14 +212,12 @@ function socketTo (t: Test, address: string) {
   let heard = ''
   socket.on('data', (text: string) => { heard += text })
   const enough = async (isEnough: () => boolean) => {
-    while (!isEnough()) {
-      const isOpen = await Promise.race([once(socket, 'data').then(() => true), once(socket, 'close').then(() => false)])
-      if (!isOpen && !isEnough()) throw new Error(`it was closed after ${JSON.stringify(heard)}`)
-    }
+    await until(() => isEnough() || socket.closed, { every: 1 })
+    if (!isEnough()) throw new Error(`it was closed after ${JSON.stringify(heard)}`)
   }
   return {
     write: (text: string) => { socket.write(text) },
-    until: (text: string) => enough(() => heard.includes(text)),
+    untilHeard: (text: string) => enough(() => heard.includes(text)),
     async replies (count: number) {
       const all = () => repliesIn(heard.replace(/HTTP\/1.1 100 Continue\r\n\r\n/, ''))
       await enough(() => all().length >= count)

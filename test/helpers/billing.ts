@@ -1,5 +1,6 @@
 import type { ChargeOrder, Outcome, Provider, RefundOrder } from '../../src/billing/provider.ts'
 import type { Answer, Caller, TestApp } from './app.ts'
+import { until } from './until.ts'
 
 export const path = (caller: Caller, rest: string) => `/organizations/${caller.organization}/${rest}`
 
@@ -32,12 +33,8 @@ export const eventsOf = async (service: TestApp, { organization }: Caller) =>
 export async function background (
   app: { billing: { wake (): void } }, isDone: () => boolean | Promise<boolean>
 ): Promise<void> {
-  for (let round = 0; round < 400; round++) {
-    app.billing.wake()
-    if (await isDone()) return
-    await new Promise((resolve) => { setTimeout(resolve, 25) })
-  }
-  throw new Error('the background did not come to it')
+  app.billing.wake()
+  await until(isDone, { every: 25, again: () => app.billing.wake() })
 }
 
 /** A fake payment provider, which can be made to fail, decline, or not respond (`state.mode`). */

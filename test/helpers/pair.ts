@@ -8,6 +8,7 @@ import { command, startServer, type Server } from './process.ts'
 import {
   makeLevels, mix, openQueries, random, times, type Level, type Reply, type Send
 } from './traffic.ts'
+import { until } from './until.ts'
 import { openWay, type Way } from './way.ts'
 
 // Two servers under load on one PostgreSQL, each with its own proxy to the database, and the final checks of both.
@@ -149,7 +150,9 @@ export async function underLoad (
 /** Waits until the counts of all servers, or of one server, have grown by `by`. */
 export async function untilMore (counts: number[], { by = 10, server }: { by?: number, server?: number } = {}) {
   const before = [...counts]
-  while (!counts.every((now, i) => (server !== undefined && server !== i) || now >= before[i]! + by)) await pause(10)
+  await until(() => counts.every((now, i) => (server !== undefined && server !== i) || now >= before[i]! + by), {
+    within: 120_000
+  })
 }
 
 /** Proves that no server has lost a connection: all connections for writes wait for a lock at the same time. */
@@ -160,7 +163,7 @@ export async function fullConcurrency ({ changers }: Pick<Pair, 'changers'>, url
   const clients = changers.flat().map(async (send) => {
     while (!running.signal.aborted) await send('PATCH', '/orbit', { description: 'together' })
   })
-  while (await waiting() < clients.length) await pause(20)
+  await until(async () => await waiting() >= clients.length, { every: 20, within: 120_000 })
   running.abort()
   await release()
   await Promise.all(clients)

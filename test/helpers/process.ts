@@ -3,11 +3,11 @@ import { once } from 'node:events'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import type { Readable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
 import postgres from 'postgres'
 import { ulid } from 'ulidx'
 import { main } from '../../src/cli.ts'
+import { until } from './until.ts'
 
 // Lines that a command writes every ten seconds, which only happens on a busy machine.
 const PROGRESS = /^(?:Backing up|Comparing|Exporting|Re-encrypting|Migration \d+ of \d+|Opening|Re-wrapping|Restoring|Verifying(?: the backup)?): \d[^\n]*\n/gm
@@ -126,20 +126,18 @@ export function beginServer (t: Teardown, env: Env): Begun {
     child.kill('SIGKILL')
     await ended
   })
-  const until = (stream: Readable, text: () => string) => async (wanted: string) => {
-    while (!text().includes(wanted)) {
-      const more = await Promise.race([once(stream, 'data'), ended])
-      if (!Array.isArray(more) && !text().includes(wanted)) {
-        throw new Error(`it ended with ${more.code}: ${stderr()}${stdout()}`)
-      }
-    }
+  let end: Ended | undefined
+  ended.then((more) => { end = more }, () => {})
+  const untilIn = (text: () => string) => async (wanted: string) => {
+    await until(() => text().includes(wanted) || end, { every: 5, within: 120_000 })
+    if (!text().includes(wanted)) throw new Error(`it ended with ${end?.code}: ${stderr()}${stdout()}`)
   }
-  const said = until(child.stdout, stdout)
+  const said = untilIn(stdout)
   const signal = async (name: NodeJS.Signals) => {
     child.kill(name)
     return ended
   }
-  return { child, stderr, complained: until(child.stderr, stderr), serves, stop: () => signal('SIGTERM'), ended }
+  return { child, stderr, complained: untilIn(stderr), serves, stop: () => signal('SIGTERM'), ended }
 
   async function serves (): Promise<Server> {
     // Waits for the end of the line. The greeting is one write, so the other lines are complete as well.

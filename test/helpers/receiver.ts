@@ -1,7 +1,7 @@
 import { once } from 'node:events'
 import { createServer, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { setTimeout as pause } from 'node:timers/promises'
+import { until } from './until.ts'
 
 /** A received span. */
 export interface Sent {
@@ -45,14 +45,11 @@ export async function startReceiver (t: { teardown (fn: () => unknown): void }) 
     held,
     spans,
     /** Waits for the span of a request, and returns it with its child spans. */
-    async traceOf (requestId: string): Promise<{ root: Sent, pieces: Sent[] }> {
-      for (;;) {
-        const all = spans()
-        const root = all.find(({ attributes }) => attributes['strongroom.request_id'] === requestId)
-        if (root !== undefined) return { root, pieces: all.filter(({ parentSpanId }) => parentSpanId === root.spanId) }
-        await pause(20)
-      }
-    },
+    traceOf: (requestId: string) => until(() => {
+      const all = spans()
+      const root = all.find(({ attributes }) => attributes['strongroom.request_id'] === requestId)
+      return root && { root, pieces: all.filter(({ parentSpanId }) => parentSpanId === root.spanId) }
+    }, { every: 20 }),
     silence: () => { isSilent = true },
     answer () {
       isSilent = false

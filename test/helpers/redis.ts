@@ -1,10 +1,10 @@
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
 import { join } from 'node:path'
-import { setTimeout as pause } from 'node:timers/promises'
 import { Redis } from 'ioredis'
 import { freePort } from './postgres.ts'
 import { scratchDirectory } from './process.ts'
+import { until } from './until.ts'
 
 /** A Redis server that only one test uses, on the loopback interface and in memory. */
 export interface TestRedis {
@@ -50,7 +50,7 @@ export async function startRedis (t: { teardown (fn: () => unknown): void }): Pr
       '--tls-ca-cert-file', certificate, '--tls-auth-clients', 'no'
     ], { stdio: 'ignore' })
     if (client.status === 'wait') await client.connect().catch(() => {})
-    while (client.status !== 'ready') await pause(10)
+    await until(() => client.status === 'ready')
     await client.ping()
   }
 
@@ -59,7 +59,7 @@ export async function startRedis (t: { teardown (fn: () => unknown): void }): Pr
     const gone = once(server, 'exit')
     server.kill('SIGKILL')
     await gone
-    while (client.status === 'ready') await pause(10)
+    await until(() => client.status !== 'ready')
   }
 
   t.teardown(async () => {

@@ -2,7 +2,6 @@
 import { spawnSync } from 'node:child_process'
 import { chmodSync, existsSync, mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { execProvider, makeWrappedKey, masterKeyOf } from '../../src/commands/common/key-provider.ts'
 import { loadKeyCommands } from '../../src/config.ts'
@@ -11,6 +10,7 @@ import { freshDatabase } from '../helpers/app.ts'
 import { LONG } from '../helpers/long.ts'
 import { beginServer, command, scratchDirectory, startServer, type Ended } from '../helpers/process.ts'
 import { client, makeLevels, patient, store } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // A command wraps and unwraps master keys. The tests use their own small command, which behaves like those of a KMS
 // (docs/operations/keys.md) and records its calls.
@@ -79,7 +79,7 @@ const formsOf = (key: string) => {
 /** Waits until the process has ended. */
 async function gone (pid: number) {
   const state = () => existsSync(`/proc/${pid}/stat`) ? readFileSync(`/proc/${pid}/stat`, 'utf8').split(' ')[2] : 'gone'
-  while (!/gone|Z/.test(state()!)) await pause(20)
+  await until(() => /gone|Z/.test(state()!), { every: 20 })
 }
 
 t.test('a new key is made, wrapped and tried, and nothing but the command ever sees it', async (t) => {
@@ -229,7 +229,7 @@ t.test('a signal ends a start that waits for its command, with all that this sta
       MASTER_KEY_UNWRAP_COMMAND: `${file}-${workers}`,
       WORKERS: workers
     })
-    while (!existsSync(pid)) await pause(20)
+    await until(() => existsSync(pid), { every: 20, within: 120_000 })
     t.match(await server.stop(), { code: 0, stderr: '' }, `${workers} workers`)
     await gone(Number(readFileSync(pid, 'utf8')))
   }))
@@ -313,12 +313,12 @@ t.test('RL-27: the command is called once for all workers, and after that its KM
   kms.down()
 
   const listening = () => server.stdout().split('Server listening').length - 1
-  while (listening() < 2) await pause(20)
+  await until(() => listening() >= 2, { every: 20, within: 120_000 })
   // Without LONG, the test replaces no worker.
   if (LONG) {
     const [killed] = workers() as [number]
     process.kill(killed, 'SIGKILL')
-    while (listening() < 3) await pause(20)
+    await until(() => listening() >= 3, { every: 20, within: 120_000 })
   }
   const send = patient(client(server.address, server.first!))
   const [level] = await makeLevels(send, 'orbit', ['live'])

@@ -29,6 +29,7 @@ import { LONG } from '../helpers/long.ts'
 import { cli, command, scratchDirectory, startServer, type Ended } from '../helpers/process.ts'
 import { client, makeLevels, patient, random, store, type Send } from '../helpers/traffic.ts'
 import { beside } from '../helpers/statements.ts'
+import { until } from '../helpers/until.ts'
 
 // A storage key of rows that the test inserts with SQL.
 const storageKey = secretKey(Buffer.alloc(32, 7))
@@ -186,7 +187,7 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with two ke
     const { length } = written
     const ended = await rewrapKilled({ ...env, ...environment(NEW, OLD) }, 12 + Math.floor(next() * 32))
     t.same([ended.code, ended.stdout], [null, ''], `kill ${kill} came in the middle`)
-    while (written.length === length) await sleep(5)
+    await until(() => written.length > length, { every: 5 })
   }
   const between = await countWrapped(db, 'k1')
   t.ok(between > 0 && between < before, `what was done stays done (${before}, then ${between})`)
@@ -607,13 +608,13 @@ t.test('CR-14: rewrap keeps a key that is in use, and overwrites no row that ano
     const state = { over: false }
     const ended = () => { state.over = true }
     other.then(ended, ended)
-    while (!state.over) {
+    await until(async () => {
+      if (state.over) throw new Error('it did not wait')
       const [row] = await rowsOf(
         database.reads,
         `SELECT count(*)::int AS count FROM ${ACTIVITY} WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ILIKE '${like}'`
       )
-      if (row!.count > 0) return
-    }
-    throw new Error('it did not wait')
+      return row!.count > 0
+    }, { every: 0 })
   }
 })

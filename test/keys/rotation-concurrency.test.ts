@@ -15,6 +15,7 @@ import {
   store, times,
   type Level, type Operation, type Reply, type Send
 } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 t.setTimeout(240_000)
 
@@ -56,12 +57,8 @@ function watched (running: Running) {
 
 /** Waits until no version is left to move to the active key. */
 async function settled (send: Send, project: string) {
-  for (let look = 0; look < 1000; look++) {
-    const { re_encryption } = (await send('GET', `/${project}/encryption-key/history`)).body
-    if (re_encryption?.state !== 'running') return re_encryption
-    await new Promise((resolve) => { setTimeout(resolve, 20) })
-  }
-  throw new Error('the re-encryption does not end')
+  const history = async () => (await send('GET', `/${project}/encryption-key/history`)).body
+  await until(async () => (await history()).re_encryption?.state !== 'running', { within: 120_000 })
 }
 
 /** Checks that readers get every version of the model, and that its key decrypts the version to the written content. */
@@ -192,7 +189,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations: a read document opens with its key 
     if (both) t.equal(won, 1, 'of two rotations at once one gives 200 and one 409')
     else single += won
     // Waits for a reader that uses this key, so that the next rotation always overlaps with readers.
-    while (state.busy && !readsUnder(version)) await new Promise((resolve) => { setTimeout(resolve, 5) })
+    await until(() => !state.busy || readsUnder(version), { every: 5 })
   }
   state.rotating = false
   await Promise.all(clients)
@@ -427,7 +424,7 @@ t.test('CR-27: once a change of custody is acknowledged no instance decrypts or 
         if (began) after++
       }
     })
-    while (early.length < 2 * CLIENTS) await new Promise(setImmediate)
+    await until(() => early.length >= 2 * CLIENTS, { every: 0 })
     const changed = await sends[0]!('PATCH', '/orbit', toClient)
     acknowledged.yet = true
     t.equal(changed.status, 200)
@@ -493,7 +490,7 @@ t.test('CR-16: of 100 requests at once that each derive a key two do so at a tim
   const derivations = times(100, (index) => ended('derivation', index % 10 === 0
     ? sendOnce('POST', '/orbit/encryption-key/rotate')
     : sendOnce('POST', '/projects', { name: 'Cold', slug: `cold-${index}` })))
-  while (running.size === 0) await new Promise(setImmediate)
+  await until(() => running.size > 0, { every: 0 })
   const others = [
     ended('health', send('GET', '//healthz')), ended('read', send('GET', `${pathOf(level!)}/secrets?decrypt=true`)),
     ended('write', store(send, level!, 'A=2').then(({ reply }) => reply!))
@@ -583,7 +580,7 @@ t.test('a rotation that is repeated 30 times, at two processes at once, is done 
     // The first request runs in the other process. It is in its transaction and derives the key.
     const locked = () => service.sql(`SELECT 1 FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
       WHERE c.relname = 'long_operations' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
-    while ((await locked()).length === 0) await new Promise(setImmediate)
+    await until(async () => (await locked()).length > 0, { every: 0 })
   }
   const repeats = await Promise.all(times(29, (index) =>
     other === undefined || index % 2 === 0 ? caller.call('POST', path, {}, headers) : elsewhere()))

@@ -16,6 +16,7 @@ import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helper
 import { QUICK, SLOW } from '../helpers/costs.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { patiently } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // This file has its own database, because it finds projects only by their slugs.
 const test = await startIsolatedApp(t)
@@ -100,18 +101,12 @@ async function under (at: At, old: ClientKey, fresh: ClientKey) {
 /**
  * Waits for a line of the log. A worker logs after its commit, so other sessions can see the commit before the line.
  */
-async function logged (matches: (line: string) => boolean) {
-  while (!test.logs.some(matches)) await new Promise((resolve) => { setTimeout(resolve, 20) })
-}
+const logged = (matches: (line: string) => boolean) => until(() => test.logs.some(matches), { within: 120_000 })
 
-async function settled (at: At) {
-  for (let look = 0; look < 1000; look++) {
-    const { re_encryption } = await history(at)
-    if (re_encryption?.state === 'done') return re_encryption
-    await new Promise((resolve) => { setTimeout(resolve, 20) })
-  }
-  throw new Error('the re-encryption does not end')
-}
+const settled = (at: At) => until(async () => {
+  const { re_encryption } = await history(at)
+  return re_encryption?.state === 'done' && re_encryption
+}, { within: 120_000 })
 
 /** The state that a process leaves if it stops before its first batch. */
 const underWay = (at: At, total: number) =>
@@ -353,7 +348,7 @@ t.test('a re-encryption of one organization, however large, keeps none of anothe
   const progress = async () => (await test.sql(`SELECT moved, finished_at FROM re_encryptions WHERE ${own}`))[0]!
   const one = createHistoryWorker({ db: test.database.db, keyring: test.keyring, log: test.app.log })
   try {
-    for (; (await progress()).moved === 0; one.wake()) await new Promise(setImmediate)
+    await until(async () => (await progress()).moved !== 0, { every: 0, again: () => one.wake() })
     await underWay(small, 3)
     t.match(await settled(small), { moved: 3, remaining: 0 })
     t.same(await progress(), { moved: 1, finished_at: null }, 'the large one is under way')
@@ -375,7 +370,7 @@ t.test('a version that a transaction has locked is tried again in the same run o
       sql`SELECT FROM secret_versions WHERE organization_id = ${org} AND id = ${held!.id}::bigint FOR UPDATE`
     )
     test.app.histories.wake()
-    while ((await history(at)).re_encryption.moved < 2) await new Promise(setImmediate)
+    await until(async () => (await history(at)).re_encryption.moved >= 2, { every: 0 })
   })
   t.match(await settled(at), { moved: 3, remaining: 0 })
 })

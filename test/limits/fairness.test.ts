@@ -7,6 +7,7 @@ import { startIsolatedApp, type Answer, type Caller, type TestApp } from '../hel
 import { clientKey } from '../helpers/client.ts'
 import { LONG } from '../helpers/long.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // A tenant cannot slow down other tenants. Long operations of an organization run one after the other on all instances,
 // and leave capacity for other organizations.
@@ -146,7 +147,7 @@ t.test('an organization runs one long operation at a time, of whatever kind, ove
     ) as [{ next_event: number }]
     const unblock = await lock(`SELECT FROM organization_counters WHERE organization_id = '${o}' FOR UPDATE`)
     const running = begin()
-    while (!await isRunning(o)) await new Promise((resolve) => { setTimeout(resolve, 2) })
+    await until(() => isRunning(o), { every: 2 })
     t.pass(`${kind}: locks the organization's turn while it runs`)
     await unblock()
     const done = await running

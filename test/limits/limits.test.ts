@@ -12,6 +12,7 @@ import { ApiError } from '../../src/rules/errors.ts'
 import { makeLevel, ON_CITUS, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { LONG, sample } from '../helpers/long.ts'
+import { until } from '../helpers/until.ts'
 
 const now = () => Date.now() / 1000
 const limitOf = ({ headers }: Answer) => Number(headers['x-ratelimit-limit'])
@@ -612,7 +613,7 @@ t.test('of rotations at once, each counts in exactly one group', async (t) => {
 t.test('an organization whose general group is used up is refused a rotation before any work', async (t) => {
   const { caller, rotate, left, service } = await rotating(t)
   await rotate()
-  while (await left() > 0);
+  await until(async () => await left() === 0, { every: 0 })
   const statements: string[] = []
   const onStatement = (message: unknown) => {
     const { phase, text } = message as { phase: string, text: unknown }

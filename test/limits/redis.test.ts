@@ -19,6 +19,7 @@ import { LONG } from '../helpers/long.ts'
 import { samplesOf, valueOf } from '../helpers/metrics.ts'
 import { startServer } from '../helpers/process.ts'
 import { hasRedis, startRedis, type TestRedis } from '../helpers/redis.ts'
+import { until } from '../helpers/until.ts'
 import { openWay } from '../helpers/way.ts'
 
 // Two instances that count their limits in one Redis. Each instance counts alone while Redis is unavailable.
@@ -63,20 +64,17 @@ async function ask ({ app }: Instance, remoteAddress: string, authorization?: st
   }
 }
 
+/** Options of `until`: an instance notices the state of Redis only when it counts a request. */
+const askingOn = (instance: Instance) => ({ every: 20, again: () => ask(instance, '203.0.113.250') })
+
 /** Sends requests until the log of the instance contains the message this number of times. */
 async function untilSaid (instance: Instance, what: string, times = 1) {
-  while (changesOf(instance).filter((msg) => msg === what).length < times) {
-    await ask(instance, '203.0.113.250')
-    await pause(20)
-  }
+  await until(() => changesOf(instance).filter((msg) => msg === what).length >= times, askingOn(instance))
 }
 
 /** Waits until the last change in the log is `what`. */
 async function untilLast (instance: Instance, what: string) {
-  while (changesOf(instance).at(-1) !== what) {
-    await ask(instance, '203.0.113.250')
-    await pause(20)
-  }
+  await until(() => changesOf(instance).at(-1) === what, askingOn(instance))
 }
 
 /**
@@ -283,7 +281,8 @@ t.test('RL-26: a Redis that answers late counts as gone: the log says it once, a
   const times = changesOf(one).length / 2
   late = 300
   await untilSaid(one, ALONE, times + 1)
-  for (const enough = answers.length + 4; answers.length < enough; await pause(20)) await ask(one, '203.0.113.250')
+  const enough = answers.length + 4
+  await until(() => answers.length >= enough, askingOn(one))
   t.equal(changesOf(one).length, 2 * times + 1, 'whatever came too late')
   late = 0
   await untilSaid(one, TOGETHER, times + 1)
@@ -314,7 +313,7 @@ t.test('a service starts without Redis, and is with it when it comes; nothing te
     counters.count(['api', 'ip:a', 60_000, 5], resolve)
   })))
   t.strictSame(counted, [1, 2])
-  while (!logs.some((line) => line.includes(ALONE))) await pause(10)
+  await until(() => logs.some((line) => line.includes(ALONE)))
   const samples = samplesOf(await render([await metrics.read()]))
   t.strictSame(['', '_total'].map((end) => valueOf(samples, `strongroom_limits_without_redis${end}`, {})), [1, 1])
   for (const line of [...logs, ...instances.flatMap(({ logs }) => logs)]) t.notMatch(line, /p@ss|p%40ss/)
@@ -341,7 +340,8 @@ t.test('a Redis that may not be written to is one that cannot count, until it ca
   const before = changesOf(one)
   // The number of probes of Redis. Each probe is for a window that does not exist yet.
   const looks = async () => Number(/cmdstat_evalsha:calls=(\d+)/.exec(String(await redis.tell('INFO', 'commandstats')))![1])
-  for (const enough = await looks() + 3; await looks() < enough; await pause(50)) await ask(one, '203.0.113.250')
+  const enough = await looks() + 3
+  await until(async () => await looks() >= enough, askingOn(one))
   t.strictSame(changesOf(one), before, 'full for a new window, too')
   await redis.tell('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
   for (let n = 0; n < 6; n++) t.equal((await ask(one, '198.51.100.1')).status, n < 5 ? 401 : 429)
@@ -468,7 +468,7 @@ t.test('workers count in Redis, over TLS; while it is gone, their supervisor cou
 
   await redis.stop()
   const alone = () => linesWith(ALONE) - linesWith(TOGETHER)
-  while (alone() < 2) await statusOf('203.0.113.250')
+  await until(() => alone() >= 2, { again: () => statusOf('203.0.113.250') })
   t.equal(await through('203.0.113.1'), 30, 'over both, without it')
   t.equal(await through('198.51.100.1'), 0, 'and who was past the limit of both stays so')
   t.equal((await server.stop()).code, 0)
@@ -481,5 +481,5 @@ t.test('a service that ends leaves no connection to Redis', { skip }, async (t) 
   t.equal(await connections(), 3, 'one of each instance, and that of the test')
   await instances[1].app.close()
   await service.app.close()
-  while (await connections() > 1) await pause(10)
+  await until(async () => await connections() === 1)
 })

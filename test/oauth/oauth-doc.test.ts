@@ -14,6 +14,7 @@ import { compiledExample, pythonLacks, readDoc } from '../helpers/docs.ts'
 import { IN_PROOFS, sample } from '../helpers/long.ts'
 import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, tokensFor } from '../helpers/people.ts'
 import { run, scratchDirectory, type Ended } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 import { visitor } from '../helpers/visitor.ts'
 
 const page = readDoc('docs/oauth.md')
@@ -251,12 +252,11 @@ function example (t: Test, program: string, args: string[]) {
         child[stream].setEncoding('utf8').on('data', (text: string) => { said[stream] += text })
       }
       const ended = once(child, 'close').then(([code]) => ({ code: code as number | null, ...said }))
-      for (;;) {
-        const [, url] = /^Open this address in your browser:\n(\S+)\n/.exec(said.stdout) ?? []
-        if (url !== undefined) return { url, ended }
-        const more = await Promise.race([once(child.stdout, 'data'), ended])
-        if (!Array.isArray(more)) throw new Error(`it ended with ${more.code}: ${more.stderr}`)
-      }
+      let more: Ended | undefined
+      ended.then((end) => { more = end }, () => {})
+      const found = await until(() => /^Open this address in your browser:\n(\S+)\n/.exec(said.stdout) ?? more)
+      if ('code' in found) throw new Error(`it ended with ${found.code}: ${found.stderr}`)
+      return { url: found[1]!, ended }
     }
   }
 }

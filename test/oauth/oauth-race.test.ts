@@ -13,6 +13,7 @@ import { IN_PROOFS, LONG } from '../helpers/long.ts'
 import { CALLBACK, makePerson, pkce, post } from '../helpers/people.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { startServer } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 
 // Several server processes get requests for the same codes and tokens at the same time. Other tests kill a process or
 // stop its database.
@@ -207,7 +208,8 @@ t.test('two processes on one database', { skip: !hasPostgres() && 'PostgreSQL is
       }
     }
     await postgres.start()
-    await until(async () => (await fetch(`${one.address}/readyz`)).status === 200)
+    const isReady = () => fetch(`${one.address}/readyz`).then(({ status }) => status === 200, () => false)
+    await until(isReady, { every: 50 })
     t.equal(await user(0, body.access_token), 200, 'it was not revoked')
     const refreshed = await ask(0, refresh)
     t.equal(refreshed.status, 200, 'the refresh token was not used')
@@ -219,7 +221,3 @@ t.test('two processes on one database', { skip: !hasPostgres() && 'PostgreSQL is
     t.equal((await ask(0, exchange)).status, 200, 'the code was not used')
   })
 })
-
-async function until (condition: () => Promise<boolean>) {
-  while (!await condition().catch(() => false)) await new Promise((resolve) => setTimeout(resolve, 50))
-}

@@ -19,6 +19,7 @@ import { freePort } from '../helpers/postgres.ts'
 import { cli, CLI, command, emptyPlace, run, scratchDirectory, startServer, type Ended, type Server } from '../helpers/process.ts'
 import { startMailServer } from '../helpers/smtp.ts'
 import { client, makeLevels, store, type Level, type Operation } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
 t.setTimeout(540_000)
@@ -605,7 +606,7 @@ t.test('on PostgreSQL', { skip: !isOnPostgres && 'runs on PostgreSQL' }, async (
     t.same(await ask('/readyz'), [200, 'keep-alive'])
     server.child.kill('SIGTERM')
     await server.said('"msg":"stopping"')
-    while ((await ask('/readyz'))[0] === 200);
+    await until(async () => (await ask('/readyz'))[0] !== 200, { every: 0 })
     t.same(await ask('/readyz'), [503, 'close'])
     t.same(await ask('/api/v1/organization'), [200, 'close'], 'a request that arrives all the same is answered')
     t.equal((await server.stop()).code, 1)
@@ -620,20 +621,20 @@ t.test('on PostgreSQL', { skip: !isOnPostgres && 'runs on PostgreSQL' }, async (
       const one = connectSocket(Number(port), hostname)
       let said = ''
       one.setEncoding('utf8').on('data', (text: string) => { said += text })
-      const until = async (text: string) => { while (!said.includes(text)) await once(one, 'data') }
-      return { one, until, said: () => said }
+      const untilSaid = (text: string) => until(() => said.includes(text), { every: 1 })
+      return { one, untilSaid, said: () => said }
     }
 
     const body = JSON.stringify({ ...level, plaintext: 'HALF=way' })
     const halfway = socket()
     halfway.one.write(`POST /api/v1/${server.first!.organization}/secrets/store HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${server.first!.token}\r\n` +
       `Content-Type: application/json\r\nContent-Length: ${body.length}\r\nExpect: 100-continue\r\n\r\n`)
-    await halfway.until('100 Continue')
+    await halfway.untilSaid('100 Continue')
     const asking = socket()
     asking.one.write('GET /readyz HTTP/1.1\r\nHost: x\r\n')
     const idle = socket()
     idle.one.write('GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n')
-    await idle.until('"ok"')
+    await idle.untilSaid('"ok"')
 
     const operations: Operation[] = []
     const load = Promise.all(Array.from({ length: 8 }, async (_, writer) => {
@@ -648,11 +649,11 @@ t.test('on PostgreSQL', { skip: !isOnPostgres && 'runs on PostgreSQL' }, async (
     server.child.kill('SIGTERM')
     await server.said('"msg":"stopping"')
     asking.one.write('\r\n')
-    await asking.until('service_unavailable')
+    await asking.untilSaid('service_unavailable')
     t.match(asking.said(), /^HTTP\/1\.1 503 /)
     t.match(asking.said(), /^connection: close\r$/im)
     halfway.one.write(body)
-    await halfway.until('"secret_id"')
+    await halfway.untilSaid('"secret_id"')
     t.match(halfway.said(), 'HTTP/1.1 200 OK')
     const { code } = await server.ended
     t.equal(code, 0)

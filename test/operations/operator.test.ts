@@ -7,6 +7,7 @@ import t from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { connect } from '../../src/db/database.ts'
 import { command, emptyPlace, scratchDirectory, startServer } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 
 t.setTimeout(120_000)
 
@@ -234,7 +235,7 @@ t.test('requests to a running service are bounded, and only a service runs comma
   const idle = await Promise.all(Array.from({ length: 16 }, open))
   t.match(await run('user', 'list'), { code: 1, stderr: /it already serves 16 other commands: run the command again\n$/ })
   idle.forEach((one) => one.destroy())
-  while ((await run('user', 'list')).code !== 0);
+  await until(async () => (await run('user', 'list')).code === 0, { every: 0 })
   t.equal((await server.stop()).code, 0)
 
   const database = await connect({ dir: join(env.DATA_DIR, 'postgres'), pool: 1 })

@@ -6,6 +6,7 @@ import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { MEANING } from '../../src/db/postgres/session.ts'
 import { LONG } from '../helpers/long.ts'
 import { command, startServer, type Server } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 
 t.setTimeout(180_000)
 
@@ -72,18 +73,16 @@ const reconnect = (name: string) =>
   admin`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = ${name} AND application_name = 'strongroom'`
 
 const asking = (address: string, { organization, token }: NonNullable<Server['first']>) =>
-  async (method: string, path: string, body?: object) => {
-    for (;;) {
-      const answer = await fetch(`${address}/api/v1/${organization}${path}`, {
-        method,
-        headers: { authorization: `Bearer ${token}`, ...(body && { 'content-type': 'application/json' }) },
-        ...(body && { body: JSON.stringify(body) })
-      })
-      // A 503 is possible while the service opens new connections.
-      if (answer.status === 503) continue
-      return { status: answer.status, body: answer.status === 204 ? undefined : await answer.json() as any }
-    }
-  }
+  (method: string, path: string, body?: object) => until(async () => {
+    const answer = await fetch(`${address}/api/v1/${organization}${path}`, {
+      method,
+      headers: { authorization: `Bearer ${token}`, ...(body && { 'content-type': 'application/json' }) },
+      ...(body && { body: JSON.stringify(body) })
+    })
+    // A 503 is possible while the service opens new connections.
+    return answer.status !== 503 &&
+      { status: answer.status, body: answer.status === 204 ? undefined : await answer.json() as any }
+  })
 
 const PLACE = { project: 'orbit', target: 'backend', environment: 'live' }
 const VALUES = ['A=é\\n', 'A=\\x41', "B='2'\nC=1", 'A=4', 'A=5']

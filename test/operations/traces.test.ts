@@ -1,13 +1,13 @@
 // runs: one database
 import { once } from 'node:events'
 import { request, type IncomingMessage } from 'node:http'
-import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { createMetrics, render } from '../../src/telemetry/metrics.ts'
 import { createTracer, parseTraceparent } from '../../src/telemetry/traces.ts'
 import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
 import { samplesOf, valueOf } from '../helpers/metrics.ts'
 import { startReceiver } from '../helpers/receiver.ts'
+import { until } from '../helpers/until.ts'
 
 const PARENT = { trace: '4bf92f3577b34da6a3ce929d0e0e4736', span: '00f067aa0ba902b7' }
 
@@ -121,7 +121,7 @@ t.test('a receiver that is not there, or takes for ever, holds up no request and
   })
   const owner = await service.organization()
   for (let i = 0; i < 3; i++) t.equal((await owner.call('GET', '/organization')).status, 200)
-  while (receiver.held.length === 0) await pause(20)
+  await until(() => receiver.held.length > 0, { every: 20 })
   t.equal((await owner.call('GET', '/organization')).status, 200)
   await service.app.close()
   t.ok(receiver.held[0]!.socket?.writable, 'it ended while the receiver still had not answered')
@@ -132,7 +132,7 @@ t.test('a receiver that is not there, or takes for ever, holds up no request and
   const lost = async () => valueOf(samplesOf((await gone.inject({
     method: 'GET', url: '/metrics', headers: { authorization: 'Bearer sixteen-visible!' }
   })).text), 'strongroom_trace_spans_total', { taken: 'no' })
-  while (await lost() === 0) await pause(50)
+  await until(async () => await lost() !== 0, { every: 50 })
   t.equal(gone.logs.filter((line) => line.includes('does not take traces')).length, 1, 'said once')
 })
 
@@ -147,7 +147,7 @@ t.test('what waits for a receiver that is stuck is bounded, and the rest is drop
   for (let i = 0; i < most; i++) {
     tracer.start(undefined)!.end({ method: 'GET', route: '/', status: 200, code: undefined, requestId: 'x' })
   }
-  while (receiver.held.length === 0) await pause(20)
+  await until(() => receiver.held.length > 0, { every: 20 })
   receiver.answer()
   await tracer.stop()
   const sent = valueOf(samplesOf(await render([await metrics.read()])), 'strongroom_trace_spans_total', {})

@@ -4,7 +4,6 @@ import { once } from 'node:events'
 import fs from 'node:fs'
 import { Agent, request } from 'node:http'
 import { connect as connectSocket, createServer, type AddressInfo } from 'node:net'
-import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { createCommonCounters, joinCommonCounters, type Counted } from '../../src/http/limits/counters.ts'
@@ -13,6 +12,7 @@ import { freshDatabase } from '../helpers/app.ts'
 import { IN_PROOFS, LONG } from '../helpers/long.ts'
 import { namesOf, OF_WORKERS, samplesOf, valueOf } from '../helpers/metrics.ts'
 import { beginServer, command, startServer, type Server } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 import { openWay } from '../helpers/way.ts'
 
 // Several processes share a port. The test stops all other processes to find out which process responds.
@@ -56,7 +56,7 @@ async function halfway (server: Server) {
   const body = JSON.stringify({ name: 'Orbit' })
   socket.write(`POST /api/v1/${server.first!.organization}/projects HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${server.first!.token}\r\n` +
     `Content-Type: application/json\r\nContent-Length: ${body.length}\r\nExpect: 100-continue\r\n\r\n`)
-  while (!said.includes('100 Continue')) await once(socket, 'data')
+  await until(() => said.includes('100 Continue'))
   return {
     finish: async () => {
       socket.write(body)
@@ -74,7 +74,7 @@ async function haveGone (pids: number[]) {
       return false
     }
   }
-  while (pids.some(isThere)) await pause(20)
+  await until(() => !pids.some(isThere), { every: 20 })
 }
 
 t.test('workers share counters, know which caller is past a limit, and count alone if there is no reply', async (t) => {
@@ -101,7 +101,7 @@ t.test('workers share counters, know which caller is past a limit, and count alo
   t.equal(messages, 2, 'what one of them counts in a turn is one message')
   t.same(members.map(({ isPast }) => isPast('api', 'ip:a')), [false, false])
   t.equal((await count(0))[0], 4)
-  await pause(0)
+  await until(() => members[1]!.isPast('api', 'ip:a'))
   t.same(members.map(({ isPast }) => isPast('api', 'ip:a')), [true, true], 'the other one was told')
   t.equal((await count(1, 'ip:b'))[0], 1)
 
@@ -122,10 +122,7 @@ t.test('workers share counters, know which caller is past a limit, and count alo
   await giveBack(0, 'ip:d', (await count(0, 'ip:d'))[1])
   t.equal((await count(0, 'ip:d'))[0], 3, 'and gives back by itself')
   isSilent = false
-  while (changes.length < 2) {
-    await count(0, 'ip:c')
-    await pause(50)
-  }
+  await until(() => changes.length >= 2, { every: 50, again: () => count(0, 'ip:c') })
   await giveBack(0, 'ip:f', 0)
   t.equal((await count(0))[0], 5 + 2, 'together again, with what was sent and not answered')
 })
@@ -145,7 +142,7 @@ t.test('when processes share a log, each write is of whole lines and no larger t
   try {
     const log = standardLog(true)
     for (const line of lines) log.write(line)
-    while (pieces.join('').length < lines.join('').length) await pause(10)
+    await until(() => pieces.join('').length >= lines.join('').length)
   } finally {
     fs.write = write
     process.stdout.isTTY = isTTY
@@ -165,7 +162,7 @@ t.test('two workers behind one port', onServer, async (t) => {
     const asked = Array.from({ length: 4 }, () => ask(server, '/readyz'))
     const answered: Heard[] = []
     const all = Promise.all(asked.map(async (answer) => answered.push(await answer)))
-    while (answered.length < 3) await pause(10)
+    await until(() => answered.length >= 3)
     // One of the four requests waits for the stopped process.
     process.kill(other, 'SIGSTOP')
     process.kill(one, 'SIGCONT')
@@ -198,7 +195,7 @@ t.test('two workers behind one port', onServer, async (t) => {
       return answers
     }))
     process.kill(killed, 'SIGKILL')
-    while (listening() < 3) await pause(20)
+    await until(() => listening() >= 3, { every: 20, within: 120_000 })
     over.abort()
     const answers = (await load).flat()
     t.ok(answers.length > 4)
@@ -231,7 +228,7 @@ t.test('two workers behind one port', onServer, async (t) => {
     let now = await scrape()
     const grown = () => valueOf(now, 'strongroom_requests_total', ready) -
       valueOf(before, 'strongroom_requests_total', ready)
-    while (grown() < 6) now = await scrape()
+    await until(() => grown() >= 6, { every: 0, again: async () => { now = await scrape() } })
     t.equal(grown(), 6)
     t.same(['1', '2'].map((worker) => valueOf(now, 'strongroom_worker_up', { worker })), [1, 1])
     t.ok(['1', '2', 'supervisor'].every((worker) => valueOf(now, 'process_resident_memory_bytes', { worker }) > 0))
@@ -243,16 +240,13 @@ t.test('two workers behind one port', onServer, async (t) => {
     const agent = new Agent({ keepAlive: true, maxSockets: 1 })
     t.teardown(() => agent.destroy())
     const limited = async () => (await ask(server, '/api/v1/organization', agent)).status
-    const pastLimit = async () => { while (await limited() !== 429); }
+    const pastLimit = () => until(async () => await limited() === 429, { every: 0 })
     await pastLimit()
     process.kill(server.child.pid!, 'SIGSTOP')
     t.equal(await limited(), 429, 'counted by the worker itself, which knows who was past the limit')
     t.equal(await limited(), 429)
     process.kill(server.child.pid!, 'SIGCONT')
-    while (!server.stdout().includes('across all workers again')) {
-      await limited()
-      await pause(50)
-    }
+    await until(() => server.stdout().includes('across all workers again'), { every: 50, again: limited })
     await pastLimit()
     t.equal(linesOf(server).filter(({ msg }) => msg.startsWith('supervisor not responding')).length, 1)
   })

@@ -1,7 +1,6 @@
 // runs: one database
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { FORMER_SLUG_DAYS, MAX_FORMER_SLUGS } from '../../schemas/organizations.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
@@ -15,6 +14,7 @@ import { Anchors } from '../../src/vault/audit/verification.ts'
 import { ACTIVITY, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // This file has its own database, because it looks at all slugs, and verifies all chains.
 const service = await startIsolatedApp(t)
@@ -259,7 +259,7 @@ t.test('a request that waits for a slug while it is given up sees that the slug 
         const given = transaction(service.database.db, async (db) => {
           await work(db, organization)
           taken = take(slug)
-          while (!await isWaiting()) await pause(5)
+          await until(isWaiting, { every: 5 })
           if (isUndone) throw new Error('undone')
         })
         if (isUndone) await t.rejects(given, { message: 'undone' })

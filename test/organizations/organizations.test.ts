@@ -6,6 +6,7 @@ import { buildApp } from '../../src/app.ts'
 import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { TENANT_TABLES } from '../helpers/statements.ts'
+import { until } from '../helpers/until.ts'
 
 // This file has its own database, because it counts all organizations.
 const service = await startIsolatedApp(t)
@@ -42,9 +43,8 @@ async function leftOf (id: string): Promise<Record<string, number>> {
   return Object.fromEntries(rows.filter(({ rows }) => rows > 0).map(({ name, rows }) => [name, rows]))
 }
 
-async function untilGone (id: string) {
-  while (Object.keys(await leftOf(id)).length > 0) await new Promise((resolve) => { setTimeout(resolve, 20) })
-}
+const untilGone = (id: string) =>
+  until(async () => Object.keys(await leftOf(id)).length === 0, { every: 20, within: 120_000 })
 
 t.test('a person creates an organization, owns it, and works in it at once', async (t) => {
   const person = await personWith(SCOPE_NAMES)

@@ -26,6 +26,7 @@ import { hasPostgres } from '../helpers/postgres.ts'
 import { scratchDirectory, startServer } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 import { miscounted } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
 // A purge or deletion of more rows than one request removes. It takes effect at once, and the worker removes the rows
@@ -106,9 +107,8 @@ async function left ({ organization }: Caller): Promise<number> {
 }
 
 async function allGone () {
-  while ((await service.sql('SELECT id FROM histories WHERE removed_at IS NOT NULL LIMIT 1')).length > 0) {
-    await new Promise((resolve) => { setTimeout(resolve, 20) })
-  }
+  const removed = () => service.sql('SELECT id FROM histories WHERE removed_at IS NOT NULL LIMIT 1')
+  await until(async () => (await removed()).length === 0, { every: 20, within: 120_000 })
 }
 
 const warnings: string[] = []
@@ -207,7 +207,7 @@ t.test('a removal that is stopped in the middle goes on with the next start, and
   }
   subscribe('strongroom:statement', stopAfterPiece)
   first.start()
-  while (await left(owner) === VERSIONS - PIECE) await new Promise((resolve) => { setTimeout(resolve, 5) })
+  await until(async () => await left(owner) !== VERSIONS - PIECE, { every: 5 })
   await first.stop()
   unsubscribe('strongroom:statement', stopAfterPiece)
   t.equal(await left(owner), VERSIONS - 2 * PIECE, 'one piece was taken')
@@ -286,10 +286,7 @@ const asToken = (token: string) => (method: 'GET' | 'POST' | 'DELETE' | 'PUT', p
 async function removeUntil (left: () => Promise<number>) {
   const one = worker()
   one.wake()
-  while (await left() > 0) {
-    await new Promise((resolve) => { setTimeout(resolve, 20) })
-    one.wake()
-  }
+  await until(async () => await left() === 0, { every: 20, within: 120_000, again: () => one.wake() })
   await one.stop()
 }
 
@@ -395,9 +392,7 @@ t.test('a server that is killed in the middle of a removal goes on with it when 
 
   const second = await startServer(t, env)
   // The removal must not depend on requests of clients.
-  for (let look = 0; look < 3000 && !second.stdout().includes('purged and deleted versions removed'); look++) {
-    await new Promise((resolve) => { setTimeout(resolve, 20) })
-  }
+  await until(() => second.stdout().includes('purged and deleted versions removed'), { every: 20, within: 120_000 })
   t.equal((await second.stop()).code, 0)
   t.equal(await versions(), 0)
 })
@@ -602,9 +597,7 @@ t.test('what a person or an application ends leaves its API tokens to a backgrou
   const [byGrant, byAccount] = [await withTokens(PIECE), await withTokens(PIECE)]
   // Only requests can wake the background worker of this instance.
   const other = await buildApp({ config, database, keyring, costs: QUICK, logStream: { write: () => {} } })
-  const gone = async ({ rows }: typeof byGrant) => {
-    while (await rows() > 0) await new Promise((resolve) => { setTimeout(resolve, 20) })
-  }
+  const gone = ({ rows }: typeof byGrant) => until(async () => await rows() === 0, { every: 20, within: 120_000 })
   try {
     const browser = visitor(await other.listen({ host: '127.0.0.1', port: 0 }))
     const revoked = await other.inject({

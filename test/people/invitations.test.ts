@@ -9,6 +9,7 @@ import { createRemovalWorker } from '../../src/vault/jobs/cleanup.ts'
 import { startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { authorize, crowd, issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
+import { until } from '../helpers/until.ts'
 import { formIn, visitor, type Visitor } from '../helpers/visitor.ts'
 
 // A person becomes a member of an organization only by accepting its invitation. Before that, the organization learns
@@ -139,7 +140,8 @@ t.test('events of a person hide address and browser, except acts in the organiza
   const stranger = visitor(address, { 'sec-fetch-site': 'same-origin', 'user-agent': 'Stranger' })
   await stranger.signIn(await stranger.open('/account'), rosa.email, 'wrong password')
   // On Citus, a refusal gets its number after the response.
-  while ((await service.sql(`SELECT 1 FROM late_events WHERE organization_id = '${o}'`)).length > 0) await sleep(10)
+  const late = () => service.sql(`SELECT 1 FROM late_events WHERE organization_id = '${o}'`)
+  await until(async () => (await late()).length === 0)
   const own = (await eventsOf(o)).filter(({ actor_id }) => actor_id === String(rosa.id))
   t.strictSame(own.map(({ action }) => action), ['member.join', 'oauth.grant', 'session.refuse'])
   t.match(own[0], { ip: '127.0.0.1', user_agent: /browser/ }, 'joining happened in the organization')
@@ -394,12 +396,14 @@ t.test('an invitation is sent again, withdrawn and expires after seven days, and
   const worker = createRemovalWorker({ db: service.database.background, log: service.app.log })
   worker.wake()
   await worker.stop()
-  while ((await eventsOf(o)).at(-1)!.action !== 'invitation.expire') {
-    const one = createRemovalWorker({ db: service.database.background, log: service.app.log })
-    one.wake()
-    await new Promise((resolve) => { setTimeout(resolve, 20) })
-    await one.stop()
-  }
+  await until(async () => (await eventsOf(o)).at(-1)!.action === 'invitation.expire', {
+    again: async () => {
+      const one = createRemovalWorker({ db: service.database.background, log: service.app.log })
+      one.wake()
+      await sleep(20)
+      await one.stop()
+    }
+  })
   t.match((await eventsOf(o)).slice(-5).map(({ action, resource_id, details }) => [action, resource_id, details]), [
     ['invitation.create', id, { email, role: 'developer' }],
     ['invitation.send', id, { email, role: 'developer' }],

@@ -1,5 +1,4 @@
 // runs: both databases
-import { setTimeout as sleep } from 'node:timers/promises'
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
@@ -12,6 +11,7 @@ import { scopesOfRole } from '../../src/rules/roles.ts'
 import { callWith, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { callAs, crowd, issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
+import { until } from '../helpers/until.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
 // An invitation ends when its inviter loses the right to invite.
@@ -55,7 +55,8 @@ const accept = async ({ id, guest }: Pick<Invited, 'id' | 'guest'>) =>
   (await callAs(service, guest))('POST', `/user/invitations/${id}/accept`)
 
 const withdrawals = async (o: string) => {
-  while ((await service.sql(`SELECT 1 FROM late_events WHERE organization_id = '${o}'`)).length > 0) await sleep(10)
+  const late = () => service.sql(`SELECT 1 FROM late_events WHERE organization_id = '${o}'`)
+  await until(async () => (await late()).length === 0)
   return (await service.sql(`SELECT actor_type, actor_id, resource_id, details FROM audit_events
     WHERE organization_id = '${o}' AND action = 'invitation.withdraw' ORDER BY seq`))
 }

@@ -17,6 +17,7 @@ import { ACTIVITY, startIsolatedApp, type Answer, type TestApp } from '../helper
 import { issuePair, makePerson, tokensFor } from '../helpers/people.ts'
 import { freePort } from '../helpers/postgres.ts'
 import { startMailServer, type Mood } from '../helpers/smtp.ts'
+import { until } from '../helpers/until.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
 // This file has its own database, because its people have fixed addresses.
@@ -177,7 +178,7 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
     adding = add({ organization: gone.organization, role: 'owner' }, 'late@nimbus.example').catch(String)
     const isWaiting = async () => (await service.sql(`SELECT FROM ${ACTIVITY}
       WHERE datname = current_database() AND wait_event_type = 'Lock'`)).length > 0
-    while (process.env.TEST_DATABASE_URL !== undefined && !await isWaiting()) continue
+    if (process.env.TEST_DATABASE_URL !== undefined) await until(isWaiting, { every: 0 })
   })
   t.equal(await adding, `StartError: There is no organization ${gone.organization}`)
   t.same(await eventsOf(user.id), ['user.create by operator'])
@@ -312,9 +313,6 @@ const inviter = (on: TestApp, token: string, organization: string) => {
       return body.message as string
     }
   }
-}
-const until = async (condition: () => boolean) => {
-  while (!condition()) await new Promise((resolve) => { setTimeout(resolve, 5) })
 }
 const isCutOff = (t: Test, message: string) =>
   t.match(message, /^The e-mail queue is full, so no e-mail is sent\. .*user add --email ADDRESS$/)

@@ -1,5 +1,4 @@
 // runs: one database
-import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { ROLES, type Role } from '../../schemas/users.ts'
@@ -11,6 +10,7 @@ import { makeLevel, ON_CITUS, startApp, type Answer, type TestApp } from '../hel
 import { OPERATIONS, send, settle } from '../helpers/operations.ts'
 import { crowd, issuePair, join, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
+import { until } from '../helpers/until.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
 const service = await startApp(t)
@@ -431,7 +431,7 @@ t.test('what a person does is recorded in each of their organizations, however m
   // On Citus, the background worker records events of so many organizations.
   if (ON_CITUS) {
     service.app.lateEvents.wake()
-    for (const until = Date.now() + 180_000; await recorded() !== 1_002 && Date.now() < until;) await pause(500)
+    await until(async () => await recorded() === 1_002, { every: 500, within: 180_000 })
   }
   t.match(await lastEvent(o), { action: 'user.enable' }, 'the last of them by its id, too')
   t.equal(await recorded(), 1_002)

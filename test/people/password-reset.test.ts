@@ -1,6 +1,5 @@
 // runs: one database
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
-import { setTimeout as sleep } from 'node:timers/promises'
 import t from 'tap'
 import { renewLink } from '../../src/commands/people/users.ts'
 import { hashToken, mintSecret } from '../../src/crypto/bearer.ts'
@@ -15,6 +14,7 @@ import { earlier, startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { giveSecondFactor, makePerson, tokensFor, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
+import { until } from '../helpers/until.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
 // A mailed link replaces a forgotten password. No caller learns whether an address has an account, and the link alone
@@ -35,7 +35,7 @@ const newVisitor = (agent = FIREFOX) => visitor(address, { 'sec-fetch-site': 'sa
 /** Waits until no mail is queued or being sent; a mail is queued after its response. */
 async function untilSent () {
   const { outbox } = service.app
-  while (outbox.load().waiting > 0 || outbox.load().underWay > 0) await sleep(5)
+  await until(() => outbox.load().waiting === 0 && outbox.load().underWay === 0, { every: 5 })
 }
 const mailsTo = async (email: string) => {
   await untilSent()
@@ -300,6 +300,7 @@ t.test('CR-49: an address without an account gets the same response, statements 
     room.post({ about: 'a test', to: `filler-${i}@nimbus.example`, subject: 'x', text: 'x' })
   }
   const rows: { email: string, statements: string[], answer: string, places: number }[] = []
+  let waiting: number | undefined
   for (const email of emails) {
     await service.sql('DELETE FROM sign_in_failures')
     const browser = newVisitor()
@@ -311,10 +312,12 @@ t.test('CR-49: an address without an account gets the same response, statements 
       if (phase === 'before' && prepared) statements.push(String(text))
     }
     const before = service.app.outbox.load()
+    waiting ??= before.waiting
     subscribe('strongroom:statement', listen)
     const seen = await browser.send(form, { email })
     unsubscribe('strongroom:statement', listen)
-    await sleep(20)
+    // The mail is queued after the response.
+    await until(() => service.app.outbox.load().waiting > before.waiting)
     const after = service.app.outbox.load()
     const headers = [...seen.headers].filter(([name]) => !/^(?:date|x-request-id|content-length)$/.test(name))
     rows.push({
@@ -325,6 +328,7 @@ t.test('CR-49: an address without an account gets the same response, statements 
       places: after.waiting - before.waiting
     })
   }
+  t.equal(service.app.outbox.load().waiting - waiting!, emails.length, 'one mail for each')
   const [first, ...others] = rows
   t.ok(first!.statements.some((text) => /insert into "password_resets"/.test(text)))
   t.ok(first!.statements.some((text) => /INSERT INTO personal_events/.test(text)))

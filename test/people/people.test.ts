@@ -1,6 +1,5 @@
 // runs: one database; 15 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
-import { setTimeout as sleep } from 'node:timers/promises'
 import { Argon2id } from 'oslo/password'
 import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
@@ -24,6 +23,7 @@ import { makeLevel, ON_CITUS, startIsolatedApp, type Answer, type Caller, type T
 import { QUICK } from '../helpers/costs.ts'
 import { IN_PROOFS, LONG, sample } from '../helpers/long.ts'
 import { authorize, CALLBACK, makePerson, post, tokensFor, type Person } from '../helpers/people.ts'
+import { until } from '../helpers/until.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
 // The permissions of people in their organizations through an application, and how people authenticate.
@@ -646,11 +646,8 @@ t.test('CR-42: the password that a change asks for is counted by the session alo
 
 /** Waits until every event of an organization has a number. Some concurrent requests do not wait for the counter. */
 async function untilNumbered ({ organization }: Pick<Caller, 'organization'>) {
-  while ((await service.sql(
-    `SELECT 1 FROM late_events WHERE organization_id = '${organization}' LIMIT 1`
-  )).length > 0) {
-    await sleep(10)
-  }
+  const late = () => service.sql(`SELECT 1 FROM late_events WHERE organization_id = '${organization}' LIMIT 1`)
+  await until(async () => (await late()).length === 0)
 }
 
 // On Citus, a refusal gets its number after the response, so a later event can have an earlier number.
@@ -800,7 +797,7 @@ t.test('an event whose organizations could not be listed reaches each of them la
   const [{ copy }] = await service.sql(`SELECT row_to_json(late_events)::text AS copy ${rows}`) as [{ copy: string }]
   const untilListed = async () => {
     service.app.lateEvents.wake()
-    while ((await service.sql(`SELECT 1 ${rows}`)).length > 0) await sleep(10)
+    await until(async () => (await service.sql(`SELECT 1 ${rows}`)).length === 0)
     await untilNumbered(nimbus)
     await untilNumbered(cirrus)
   }

@@ -14,6 +14,7 @@ import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { run, scratchDirectory, type Ended } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 
 // Runs every code block of the page unchanged, except for the addresses and folders.
 const page = readDoc('docs/recipes.md')
@@ -230,7 +231,7 @@ t.test(`a rollout of ${PODS} pods beyond the rate limit: each reads its secrets 
     response.once('finish', () => statuses.set(response.statusCode, (statuses.get(response.statusCode) ?? 0) + 1))
   })
   // Uses up the rate limit; its window then ends soon.
-  while ((await caller.call('GET', `/${caller.organization}/orbit`)).status !== 429);
+  await until(async () => (await caller.call('GET', `/${caller.organization}/orbit`)).status === 429, { every: 0 })
   Date.now = () => now() + 45_000
   const script = block('A process', 'sh').replace(/ server .*/, '').replace('https://strongroom.example', url)
   // Half of the pods use the script, the other half the init container.

@@ -12,6 +12,7 @@ import { OPERATIONS, prepare, publishedPaths, requestOf, settle, type World } fr
 import { badlyFramed, FORWARDED, PATHOLOGICAL } from '../helpers/hostile.ts'
 import { byTurns, LONG } from '../helpers/long.ts'
 import { rest } from '../helpers/sockets.ts'
+import { until } from '../helpers/until.ts'
 
 const LEAK =
   /FST_|statusCode|node_modules|\bat \w+ \(|SELECT |INSERT |UPDATE |select "|insert into|\/src\/|\.ts:|\.js:|drizzle|postgres/i
@@ -769,6 +770,7 @@ t.test('over a real socket', async (t) => {
   const { port } = app.server.address() as AddressInfo
   const bearer = `Authorization: Bearer ${caller.token}\r\n`
   const post = `POST /api/v1${own('/orbit/targets')} HTTP/1.1\r\nHost: x\r\n${bearer}Content-Type: application/json\r\n`
+  const health = () => exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
 
   t.test('HT-16 RL-20 bad framing and oversized headers get a flat answer and the connection is closed', async (t) => {
     for (const [name, request, status, code] of badlyFramed(post, app.initialConfig.bodyLimit!)) {
@@ -782,10 +784,7 @@ t.test('over a real socket', async (t) => {
       t.notMatch(answers[0]?.head, /^server:/im, name)
       t.notMatch(text, LEAK, name)
     }
-    t.equal(
-      (await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')).answers[0]?.status, 200,
-      'the service goes on'
-    )
+    t.equal((await health()).answers[0]?.status, 200, 'the service goes on')
   })
 
   t.test('HT-05 TRACE and CONNECT are refused and nothing is echoed', async (t) => {
@@ -852,9 +851,7 @@ t.test('over a real socket', async (t) => {
         port,
         `DELETE /api/v1${own(`/doomed-${i}`)} HTTP/1.1\r\nHost: x\r\nX-Request-Id: ${id}\r\n${bearer}\r\nx y\r\n\r\n`
       )
-      while (linesOf(id).length === 0) {
-        await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
-      }
+      await until(() => linesOf(id).length > 0, { again: health })
       const { status } = await caller.call('GET', `/${caller.organization}/doomed-${i}`)
       const [{ status: logged, principal, error_code }] = linesOf(id)
       t.match(principal, /^api_token:/)
@@ -927,9 +924,7 @@ t.test('over a real socket', async (t) => {
     ]
     const linesOf = (id: string) => logs.map(lineOf).filter(({ reqId, msg }) => reqId === id && msg === 'request')
     // If a client disconnects, its running request still ends. Waits for the log lines of all requests.
-    while (ids.some((id) => linesOf(id).length === 0)) {
-      await exchange(port, 'GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
-    }
+    await until(() => ids.every((id) => linesOf(id).length > 0), { again: health })
     await exchange(port, `GET /api/v1${own('/orbit')} HTTP/1.1\r\nHost: x\r\n${bearer}Connection: close\r\n\r\n`)
     for (const id of ids) t.match(linesOf(id), { length: 1, 0: { client: '127.0.0.0/24' } }, id)
     for (const id of ['before-the-body', 'in-the-body', 'in-chunks']) {

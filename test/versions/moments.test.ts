@@ -9,6 +9,7 @@ import { lockProject } from '../../src/repositories/levels/projects.ts'
 import { ACTIVITY, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { random } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 const test = await startApp(t)
 const owner = await test.organization()
@@ -373,7 +374,8 @@ t.test('a version is read under its own key: decrypted by the server, or as a bl
   t.strictSame(await contents(at, { at: time }), { project: 'A=1', target: 'A=1', environment: 'A=1' })
   const { etag } = (await read(at, { at: time })).headers
   await rotate(at, { history_policy: 're_encrypt' })
-  while ((await owner.call('GET', org(owner, `/${at.project}/encryption-key/history`))).body.re_encryption?.state !== 'done') await pause(20)
+  const ofKeys = () => owner.call('GET', org(owner, `/${at.project}/encryption-key/history`))
+  await until(async () => (await ofKeys()).body.re_encryption?.state === 'done', { every: 20, within: 120_000 })
   t.match((await read(at, { at: time })).body.data.attributes.levels, { environment: { key_version: '3' } })
   t.not((await read(at, { at: time })).headers.etag, etag, 'another answer has another ETag')
   t.strictSame(await contents(at, { at: time }), { project: 'A=1', target: 'A=1', environment: 'A=1' })
@@ -585,8 +587,8 @@ t.test('stores during a restore-to come before or after it: all levels are of on
   })
   const answers: Answer[] = []
   for (let i = 0; i < 3; i++) {
-    const { size } = stored
-    while (stored.size < size + 2 * targets.length) await pause(1)
+    const enough = stored.size + 2 * targets.length
+    await until(() => stored.size >= enough, { every: 1 })
     answers.push(await restoreTo(at.project, moment, caller))
   }
   end.abort()
@@ -717,7 +719,7 @@ t.test('versions of what waited for its project are not from before what others 
         await lockProject(db, caller.organization, project, 'share')
         const answered = new AbortController()
         const answering = change().finally(() => answered.abort())
-        while (!answered.signal.aborted && !await isWaiting()) await pause(1)
+        await until(async () => answered.signal.aborted || await isWaiting(), { every: 1 })
         between = (await put(two, 'B=1', caller)).version
         return { answering }
       })
