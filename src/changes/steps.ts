@@ -210,6 +210,9 @@ function changeDocument (
   const change = 'change' in decision ? decision.change : undefined
   const planned = change && planOf(request, state!, change, counter)
   const event = 'answer' in decision && planned ? planned.event : decision.read
+  const answer = 'answer' in decision ? decision.answer(planned!) : undefined
+  if (answer !== undefined) rows.responses.keep(actor, answer)
+  // Adds the rows after all that can fail, because an error refuses only this request and the others commit.
   if (event !== undefined) rows.events.push(eventRow(actor, event))
   if ('refused' in decision) return { error: decision.refused }
   if ('dryRun' in decision) return decision
@@ -218,8 +221,6 @@ function changeDocument (
     counter.stored_bytes += planned.growth
     rows.documents.push(planned)
   }
-  const answer = decision.answer(planned!)
-  rows.responses.keep(actor, answer)
   return { answer }
 }
 

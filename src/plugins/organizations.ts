@@ -163,11 +163,12 @@ export const organizations: Domain = async (app) => {
           return ended
         },
         decide: ({ members, tokens }) => ({
-          async write (db) {
+          async write (db, lockCounter) {
             await endUnsentCharges(db, id)
             await deleteOrganization(db, id, principalOf(request).person?.user_id)
+            return (await lockCounter()).stored_bytes
           },
-          events: [eventOf('organization.delete', id, { members, tokens })]
+          events: (bytes) => [{ ...eventOf('organization.delete', id, { members, tokens }), growth: -bytes }]
         })
       })
       app.removals.wake()

@@ -202,8 +202,12 @@ const placesOf = (
       await changeLongIf(isLong, app, actorOf(request), {
         projectId: levelOf(request).project.id,
         inUse: 'conflict',
-        count: isLong ? () => app.countEffect(request, reply) : undefined,
-        load: async (db) => lockLevel(db, request),
+        // Counts only if no other request uses the project.
+        async load (db) {
+          const level = await lockLevel(db, request)
+          if (isLong) await app.countEffect(request, reply)
+          return level
+        },
         decide: (level) => ({
           write: async (db, lockCounter) => deleteLevel(
             db, organization.id, below, event('delete', level.level_id), lockCounter,

@@ -281,8 +281,12 @@ export const projects: Domain = async (app) => {
       await changeLongIf(isLong, app, actorOf(request), {
         projectId: project.id,
         inUse: 'conflict',
-        count: isLong ? () => app.countEffect(request, reply) : undefined,
-        load: async (db) => lockProjectOf(db, request, project.id),
+        // Counts only if no other request uses the project.
+        async load (db) {
+          const locked = await lockProjectOf(db, request, project.id)
+          if (isLong) await app.countEffect(request, reply)
+          return locked
+        },
         decide: ({ id }) => ({
           write: async (db, lockCounter) => deleteLevel(
             db, organization.id, below, eventOf('project.delete', id), lockCounter,

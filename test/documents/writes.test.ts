@@ -7,9 +7,14 @@ import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
+import { changeDocument } from '../../src/changes/change.ts'
 import { connect, transaction } from '../../src/db/database.ts'
+import { organizations } from '../../src/db/tables.ts'
+import { operatorOf } from '../../src/repositories/audit/audit.ts'
 import { lockProject, updateProject } from '../../src/repositories/levels/projects.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
+import type { Written } from '../../src/vault/documents/plan-write.ts'
+import { storageKeyOf } from '../../src/vault/keys/keys.ts'
 import { ON_CITUS, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import {
@@ -335,6 +340,35 @@ t.test('what one organization is refused keeps no other from being written', asy
   t.same(answers.map(({ status }) => status), [401, 404, 500, ...others.map(() => 200)])
   for (const running of others) t.equal((await agree(t, running)).flat().length, 2)
   for (const running of [revoked, faulty]) t.equal((await agree(t, running)).flat().length, 1, 'nothing was written')
+})
+
+t.test('a write whose response fails leaves no rows, and the writes beside it commit', async (t) => {
+  const running = await start(['live', 'beta'])
+  const [first] = await all([running])
+  t.equal(first!.status, 200)
+  const [organization] = (await service.database.db.select().from(organizations))
+    .filter(({ id }) => id === running.organization)
+  const storageKey = storageKeyOf(service.keyring, organization!)
+  const blob = Buffer.alloc(40).toString('base64')
+  const write = (level: Level, answer: (written: Written) => { body: { version: number | null } }) =>
+    changeDocument(service.database.db, operatorOf(running.organization), {
+      storageKey,
+      load: { names: level, include: 'storable' },
+      bytes: blob.length,
+      decide: () => ({ change: { blob, record: { action: 'update', blob }, event: 'secret.store' }, answer })
+    })
+  const versionOf = ({ secret: { version } }: Written) => ({ body: { version } })
+  const fails = () => { throw new Error('no response') }
+  const [live, beta] = running.levels as [Level, Level]
+  const before = (await agree(t, running)).flat().length
+  const done = await Promise.allSettled([
+    write(live, versionOf), write(live, fails), write(beta, fails), write(beta, versionOf)
+  ])
+  t.match(done, [
+    { value: { body: { version: before + 1 } } }, { reason: { message: 'no response' } },
+    { reason: { message: 'no response' } }, { value: { body: { version: before + 2 } } }
+  ])
+  t.same((await agree(t, running)).at(-1), [before + 1, before + 2], 'in one transaction')
 })
 
 t.test('what one organization waits for no other waits for', { skip: ONE_SESSION }, async (t) => {

@@ -378,6 +378,9 @@ t.test('a version that a transaction has locked is tried again in the same run o
 t.test('a client rotates with every document under its new key; the old proof is never accepted again', async (t) => {
   const { at, key } = await clientProject('first')
   const fresh = await clientKey('second battery staple')
+  const incomplete = await rotateClient(at, { secrets: [], ...triple(fresh) })
+  t.equal(incomplete.body.error, 'secrets_incomplete')
+  t.equal(incomplete.headers.warning, undefined, 'a refused key needs no warning')
   const answer = await rotateClient(at, { secrets: await under(at, key, fresh), ...triple(fresh) })
   t.match(answer, { status: 200, body: { success: true, message: String, data: { count: 3 } } })
   t.match(answer.headers.warning, /weak/)

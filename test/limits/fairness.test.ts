@@ -181,6 +181,20 @@ t.test('each kind of long operation has an hourly limit of its own, counted befo
   t.equal((await caller.call('DELETE', `/${caller.organization}/short/many`)).status, 204, 'a short deletion is no long operation')
 })
 
+t.test('a long deletion that a precondition or a change of the project refuses does not count', async (t) => {
+  const limited = await startIsolatedApp(t, { RATE_LIMIT_LONG_OPERATIONS: '1' })
+  const caller = await limited.organization()
+  const { call, organization: o } = caller
+  await makeManyLevels(limited, caller, 'kept')
+  const remove = (path: string, headers = {}) => call('DELETE', `/${o}/${path}`, undefined, headers)
+  for (const path of ['kept/many', 'kept', 'kept/many']) {
+    t.strictSame(failing(await remove(path, { 'if-match': '"other"' })), [412, 'precondition_failed'], path)
+  }
+  t.equal((await remove('kept/many')).status, 204)
+  await makeManyLevels(limited, caller, 'second')
+  t.strictSame(failing(await remove('second/many')), [429, 'rate_limit_exceeded'], 'the first deletion counted')
+})
+
 t.test('while an organization runs one long operation after the other, no request of another one is refused', async (t) => {
   const [busy, other] = [await service.organization(), await service.organization()]
   const slugs = ['one', 'two', 'three', 'four']

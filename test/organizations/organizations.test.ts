@@ -237,6 +237,10 @@ t.test('TI-17, AU-11: a deletion of an organization counts at once on every inst
   t.equal((await elsewhere.call('GET', '/organization')).status, 200)
   t.strictSame(await eventsOf(o), [...before, 'organization.delete'])
   t.same(
+    await service.sql(`SELECT stored_bytes::int FROM organization_counters WHERE organization_id = '${o}'`),
+    [{ stored_bytes: 0 }]
+  )
+  t.same(
     (await service.sql(`SELECT details FROM audit_events WHERE organization_id = '${o}' ORDER BY seq DESC LIMIT 1`))[0],
     { details: { members: 1, tokens: 2 } }
   )

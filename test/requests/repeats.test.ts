@@ -4,7 +4,7 @@ import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
 import { transaction } from '../../src/db/database.ts'
-import { startApp, makeLevel, type Answer, type Caller } from '../helpers/app.ts'
+import { ON_CITUS, startApp, makeLevel, type Answer, type Caller } from '../helpers/app.ts'
 import { isGivenByTeams, OPERATIONS, prepare, publishedPaths, READS, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 import { startBeside } from '../helpers/traffic.ts'
@@ -487,4 +487,42 @@ t.test('a request without a key asks the database nothing about keys', async (t)
   t.strictSame(sent, [])
   t.equal((await create('Two', keyed('two'))).status, 201)
   t.not(sent.length, 0, 'with one it does')
+})
+
+t.test('a repeat gets the response of the attempt that committed', { skip: ON_CITUS && 'no triggers' }, async (t) => {
+  const owner = await service.organization()
+  const o = owner.organization
+  const person = await makePerson(service)
+  const { access } = await issuePair(service, person, SCOPE_NAMES)
+  await service.sql('CREATE SEQUENCE attempts')
+  await service.sql(`CREATE FUNCTION lose_first_attempt() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+      IF nextval('attempts') % 2 = 1 THEN RAISE EXCEPTION 'lost' USING ERRCODE = 'serialization_failure'; END IF;
+      RETURN NEW;
+    END $$`)
+  await service.sql(`CREATE TRIGGER lose_first_attempt BEFORE INSERT ON idempotency_keys FOR EACH ROW
+    WHEN (NEW.principal = 'user:${person.id}' OR NEW.organization_id = '${o}') EXECUTE FUNCTION lose_first_attempt()`)
+  t.teardown(async () => {
+    await service.sql('DROP FUNCTION lose_first_attempt CASCADE')
+    await service.sql('DROP SEQUENCE attempts')
+  })
+  const attempts = async () => Number((await service.sql('SELECT last_value FROM attempts'))[0]!.last_value)
+  const at = await makeLevel(owner)
+  const invited = await owner.call('POST', `/organizations/${o}/members`, { email: person.email, role: 'developer' })
+  const cases: [string, object, Record<string, string>?][] = [
+    ['/organizations', { name: 'Second' }, { authorization: `Bearer ${access}` }],
+    [`/user/invitations/${invited.body.data.id}/accept`, {}, { authorization: `Bearer ${access}` }],
+    [`/${o}/secrets/store`, { ...at, plaintext: 'A=1' }],
+    [`/${o}/projects`, { name: 'Comet' }],
+    [`/${o}/${at.project}/encryption-key/rotate`, {}]
+  ]
+  let made = 0
+  for (const [path, body, headers] of cases) {
+    const ask = () => owner.call('POST', path, body, { ...keyed(`lost ${path}`.replaceAll(/[^a-z]/g, '-')), ...headers })
+    const first = await ask()
+    t.ok(first.status < 300 && !isReplay(first), `${path}: ${first.text}`)
+    t.equal(await attempts(), made += 2, `${path}: two attempts`)
+    const again = await ask()
+    t.strictSame([again.status, again.text, isReplay(again)], [first.status, first.text, true], path)
+  }
 })

@@ -54,7 +54,6 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     const replaced = limitOfEffect && replacedBy(limitOfEffect)
     if (replaced === undefined) return
     if (replaced !== limit) throw new Error(`${limitOfEffect} is not counted instead of ${limit}`)
-    // Runs after the `onSend` hook that commits the response of a request with an `Idempotency-Key`.
     route.onSend = [...hooksOf(route.onSend), (request, _reply, payload, done) => {
       countOnce(consume, request).then(() => done(null, payload), done)
     }]

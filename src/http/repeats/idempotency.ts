@@ -109,7 +109,7 @@ export class Repeated extends Error {
 
 /** A stored response. `headers` are those of `STORED_HEADERS`. */
 interface Known { status: number, headers: Record<string, string>, body: string | null, kept?: object }
-interface Asked { readonly owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn | undefined, readonly mac: Buffer }
+interface Asked { owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn | undefined, mac: Buffer }
 
 /** A request with an `Idempotency-Key`, whose response is stored in the transaction of the change. */
 export class StoredOnce implements Repeatable {
@@ -117,7 +117,8 @@ export class StoredOnce implements Repeatable {
   readonly #seal: AnswerSeal
   readonly #request: FastifyRequest
   readonly #reply: FastifyReply
-  readonly #asked: Asked
+  readonly #asked: Readonly<Asked>
+  #keptIn: KeptIn | undefined
 
   constructor (seal: AnswerSeal, request: FastifyRequest, reply: FastifyReply, asked: Asked) {
     this.#seal = seal
@@ -149,7 +150,8 @@ export class StoredOnce implements Repeatable {
   }
 
   async prepare (db: Db, id: string) {
-    this.#asked.organization ??= { id, storage_key: (await findStorageKey(db, id))! }
+    // Each attempt loads the key again, because an earlier one, which was undone, may have created the organization.
+    this.#keptIn = this.#asked.organization ?? { id, storage_key: (await findStorageKey(db, id))! }
   }
 
   repeated (stored: StoredResponse): Repeated {
@@ -180,9 +182,8 @@ export class StoredOnce implements Repeatable {
   }
 
   get #organization (): KeptIn {
-    const { organization } = this.#asked
-    if (organization === undefined) throw new Error('the organization of the response is unknown')
-    return organization
+    if (this.#keptIn === undefined) throw new Error('the organization of the response is unknown')
+    return this.#keptIn
   }
 
   #open (organization: KeptIn, stored: StoredResponse): Known {

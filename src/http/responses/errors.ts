@@ -75,8 +75,8 @@ async function withAllFaults (request: FastifyRequest, thrown: FastifyError): Pr
 
 export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors, first }: ApiError) {
   request.errorCode = code
-  // A failed handler may have set an ETag. A later request with the ETag of an error gets 304.
-  reply.removeHeader('etag')
+  // A failed handler may have set headers of its response. A later request with the ETag of an error gets 304.
+  for (const name of ['etag', 'warning']) reply.removeHeader(name)
   return reply
     .code(ERRORS[code].status)
     .type('application/json; charset=utf-8')
