@@ -3,6 +3,7 @@ import Fastify, { LogController, type FastifyInstance } from 'fastify'
 import type { Socket } from 'node:net'
 import { ulid } from 'ulidx'
 import { httpAddress, type Config } from './config.ts'
+import { createReadRecorder } from './changes/change.ts'
 import { COSTS, type Costs } from './crypto/costs.ts'
 import { manual, type Provider } from './billing/provider.ts'
 import { createSellerWarning } from './billing/invoicing.ts'
@@ -77,7 +78,6 @@ import { createAnchorWorker } from './vault/audit/anchors.ts'
 import { createLateEventWorker } from './vault/audit/late-events.ts'
 import { createRemovalWorker } from './vault/jobs/cleanup.ts'
 import { createHistoryWorker } from './vault/jobs/worker.ts'
-import { createReadRecorder } from './vault/documents/write.ts'
 
 // The plugins under /api/v1, by their tag in the OpenAPI document. The tags are in the order in which a new user needs
 // them. The OAuth plugin is registered separately, because its standard paths have no prefix.
@@ -190,6 +190,7 @@ export async function buildApp (
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
   decorate(app, {
     recordRead: createReadRecorder(db, commitOfReads),
+    recordAlone: createReadRecorder(db, 'on'),
     recordRefused: async (own, actors, event) => transaction(db, async (db) => {
       await createPersonalEvent(db, own)
       return recordOfPerson(db, actors, event, { isRefusal: true, synchronousCommit: commitOfReads })

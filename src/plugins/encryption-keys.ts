@@ -1,4 +1,4 @@
-import type { FastifyInstance } from 'fastify'
+import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { Static } from '@sinclair/typebox'
 import {
   EncryptionKeyAnswer, KeyHistoryAnswer, PendingAnswer, PendingBody, ReEncryptAnswer, ReEncryptBody, RotateAnswer,
@@ -6,9 +6,11 @@ import {
   RotateClientKeysBody
 } from '../../schemas/encryption-keys.ts'
 import { ListQuery } from '../../schemas/shapes.ts'
+import { change } from '../changes/change.ts'
+import { changeLong, conflictOnLockTimeout } from '../changes/long.ts'
 import { isBlobText } from '../crypto/blob.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
-import { afterCommit, type RedactedReplay } from '../http/repeats/idempotency.ts'
+import type { RedactedReplay } from '../http/repeats/idempotency.ts'
 import { readKeyCheck, warnOfIterations } from '../http/bodies/key-checks.ts'
 import { yieldingBetween, takeLargeBodies } from '../http/bodies/large-bodies.ts'
 import { levelOf, locate } from '../http/guard/level-lookup.ts'
@@ -16,23 +18,24 @@ import type { Domain } from '../http/routes/types.ts'
 import { type KeyRow, type KeyState, listKeys } from '../repositories/keys/encryption-keys.ts'
 import { countWaiting, findReEncryption } from '../repositories/secrets/re-encryption.ts'
 import { activeKeyOf } from '../repositories/levels/levels.ts'
+import { lockProject } from '../repositories/levels/projects.ts'
 import type { Organization } from '../repositories/people/principals.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { counted } from '../rules/formats/words.ts'
 import { describeKey, retrievalOf, revealKey } from '../vault/keys/descriptors.ts'
 import { etagOf, sizeOf } from '../vault/documents/documents.ts'
-import { listPending, submitVersions } from '../vault/operations/re-encryption.ts'
+import { listPending, loadSubmission, writeSubmission } from '../vault/operations/re-encryption.ts'
 import { keyStringOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
 import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/keys/proofs.ts'
-import { reencrypt, rotate } from '../vault/operations/rotate.ts'
+import { reencrypt, rotationOf, type Rotated } from '../vault/operations/rotate.ts'
 
 // The response stored for an `Idempotency-Key` has no key string, so that no copy outlives the key. A repeated request
 // reads the key string of the active key. It loads the project again, because `levelOf` may be older than the commit of
 // the first request.
 const KEY_STRING: RedactedReplay = {
-  keep: (answer: Rotated) => withKey(answer, ''),
-  give: async (app, request, answer: Rotated) => {
+  keep: (answer: KeyAnswer) => withKey(answer, ''),
+  give: async (app, request, answer: KeyAnswer) => {
     const { id, attributes } = answer.data.key
     const active = activeKeyOf(await locate(app, request))
     const keyString = active.id === attributes.id ? keyStringOf(app.keyring, active) : undefined
@@ -42,9 +45,9 @@ const KEY_STRING: RedactedReplay = {
   }
 }
 
-type Rotated = Static<typeof RotateAnswer>
+type KeyAnswer = Static<typeof RotateAnswer>
 
-const withKey = ({ data: { key }, ...answer }: Rotated, keyString: string): Rotated =>
+const withKey = ({ data: { key }, ...answer }: KeyAnswer, keyString: string): KeyAnswer =>
   ({ ...answer, data: { key: { ...key, attributes: { ...key.attributes, key: keyString } } } })
 
 export const encryptionKeys: Domain = async (app) => {
@@ -110,7 +113,7 @@ export const encryptionKeys: Domain = async (app) => {
       const { organization } = principalOf(request)
       const seen = activeKeyOf(levelOf(request))
       if (seen.managed === 'client') fail('client_managed_key')
-      const rotated = await rotate(app, organization, actorOf(request), {
+      const rotation = rotationOf(app.keyring, organization, actorOf(request), {
         seen: seenOf(seen),
         makeKey: () => makeServerKey(
           app.keyring, { ...seen, version: seen.version + 1 }, undefined, app.costs.keyIterations
@@ -119,21 +122,24 @@ export const encryptionKeys: Domain = async (app) => {
         beforeEffect: () => app.countEffect(request, reply),
         convert: reencrypt(app.keyring)
       })
-      if (rotated.waiting > 0) afterCommit(request, () => app.histories.wake())
-      const {
-        format: _, encrypted: __, content: ___, key: keyString, version, ...rest
-      } = revealKey(app.keyring, rotated.key).data.attributes
-      const { id } = rotated.key
-      return {
-        message: rotationMessage(rotated, 'is being re-encrypted', 'are being re-encrypted'),
-        data: {
-          key: {
-            type: 'encryption-keys' as const,
-            id: String(id),
-            attributes: { id, key: keyString!, version: String(version), ...rest }
+      const { body, written } = await rotate(app, request, seen, rotation, (rotated) => {
+        const {
+          format: _, encrypted: __, content: ___, key: keyString, version, ...rest
+        } = revealKey(app.keyring, rotated.key).data.attributes
+        const { id } = rotated.key
+        return {
+          message: rotationMessage(rotated, 'is being re-encrypted', 'are being re-encrypted'),
+          data: {
+            key: {
+              type: 'encryption-keys' as const,
+              id: String(id),
+              attributes: { id, key: keyString!, version: String(version), ...rest }
+            }
           }
         }
-      }
+      })
+      if (written.waiting > 0) app.histories.wake()
+      return body
     }
   })
 
@@ -205,7 +211,16 @@ export const encryptionKeys: Domain = async (app) => {
       const { organization } = principalOf(request)
       const { versions, key_proof } = request.body
       const { project } = levelOf(request)
-      return { data: await submitVersions(app, organization, actorOf(request), project.id, { versions, key_proof }) }
+      const { body } = await conflictOnLockTimeout(() => change(app.db, actorOf(request), {
+        load: async (db) => loadSubmission(db, app, organization, project.id, { versions, key_proof }),
+        decide: (submission) => ({
+          write: async (db, lockCounter) =>
+            writeSubmission(db, submission, organization.plan, await lockCounter()),
+          events: ({ event }) => [event],
+          answer: ({ updated, remaining }) => ({ body: { data: { updated, remaining } } })
+        })
+      }))
+      return body
     }
   })
 }
@@ -270,7 +285,7 @@ const clientRotation: Domain = async (app) => {
         revealed ||= revealsKey(key_check, content)
       }
       refuseRevealing(app.config, revealed)
-      const rotated = await rotate(app, organization, actorOf(request), {
+      const rotation = rotationOf(app.keyring, organization, actorOf(request), {
         seen: seenOf(seen),
         makeKey: async () => key,
         policy: history_policy,
@@ -293,12 +308,30 @@ const clientRotation: Domain = async (app) => {
         ...(revealed && { details: { key_proof_reveals_key: true } })
       })
       warnOfIterations(reply, key.iterations)
-      return {
-        success: true, message: rotationMessage(rotated, 'waits to be re-encrypted', 'wait to be re-encrypted'), data: { count: rotated.documents }
-      }
+      const { body } = await rotate(app, request, seen, rotation, (rotated) => ({
+        success: true as const,
+        message: rotationMessage(rotated, 'waits to be re-encrypted', 'wait to be re-encrypted'),
+        data: { count: rotated.documents }
+      }))
+      return body
     }
   })
 }
+
+const rotate = async <Body extends object>(
+  app: FastifyInstance, request: FastifyRequest, { project_id }: KeyRow,
+  { prepare, write }: ReturnType<typeof rotationOf>, bodyOf: (rotated: Rotated) => Body
+) => changeLong(app.longTransactions, actorOf(request), {
+  projectId: project_id,
+  prepare,
+  load: async (db) =>
+    await lockProject(db, principalOf(request).organization.id, { id: project_id }) ?? fail('not_found'),
+  decide: (project) => ({
+    write: async (db, lockCounter) => write(db, project, lockCounter),
+    events: ({ event }) => [event],
+    answer: (rotated) => ({ body: bodyOf(rotated) })
+  })
+})
 
 // The state of the last re-encryption. Counts pending versions while it runs. Later, only unreadable versions remain.
 async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, project: KeyState) {

@@ -5,18 +5,17 @@ import {
 } from '../../schemas/invitations.ts'
 import { InviteMemberBody } from '../../schemas/members.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import { change } from '../changes/change.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
-import { afterCommit } from '../http/repeats/idempotency.ts'
 import { requirePlanQuota } from '../http/limits/plan-limits.ts'
-import { inOrganization } from '../http/routes/in-organization.ts'
 import { requireRole } from '../http/routes/roles.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { membershipInvitation } from '../mail/messages.ts'
 import type { MailReservation } from '../mail/outbox.ts'
-import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
+import { eventOf } from '../repositories/audit/audit.ts'
 import {
   countInvitations, createInvitation, deleteInvitation, findInvitation, isInvited, listInvitations, lockInvitation,
   renewInvitation, returnInvitationMail, takeInvitationMail, type Invitation as InvitationRow,
@@ -78,26 +77,31 @@ export const invitations: Domain = async (app) => {
       const { email } = request.body
       const role = canonicalRole(request.body.role)
       const mail = prepareMail(principal, email)
-      const made = await inOrganization(app, request, async (db, organization_id) => {
-        await app.countEffect(request, reply)
-        mail.reserve()
-        await expireInvitations(db, organization_id)
-        await endInvitations(db, organization_id)
-        if (await isMemberAddress(db, organization_id, email)) fail('already_member', { status: 'active' })
-        if (await isInvited(db, organization_id, email)) fail('already_member', { status: 'invited' })
-        if (await countInvitations(db, organization_id) >= MAX_OPEN_INVITATIONS) {
-          fail('limit_reached', { limit: MAX_OPEN_INVITATIONS })
-        }
-        await requirePlanQuota(db, organization_id, 'members')
-        const invited_by = asInviter(principal)
-        const made = await createInvitation(
-          db, { organization_id, id: ulid(), email, role, invited_by }, await mail.take(db) ?? null
-        )
-        await recordEvent(db, actorOf(request), eventOf('invitation.create', made.id, { email, role }))
-        return made
+      const { id: organization_id } = principal.organization
+      const { body, written: made } = await change(app.db, actorOf(request), {
+        count: async () => app.countEffect(request, reply),
+        async load (db) {
+          mail.reserve()
+          await expireInvitations(db, organization_id)
+          await endInvitations(db, organization_id)
+          if (await isMemberAddress(db, organization_id, email)) fail('already_member', { status: 'active' })
+          if (await isInvited(db, organization_id, email)) fail('already_member', { status: 'invited' })
+          if (await countInvitations(db, organization_id) >= MAX_OPEN_INVITATIONS) {
+            fail('limit_reached', { limit: MAX_OPEN_INVITATIONS })
+          }
+          await requirePlanQuota(db, organization_id, 'members')
+        },
+        decide: () => ({
+          async write (db) {
+            const invitation = { organization_id, id: ulid(), email, role, invited_by: asInviter(principal) }
+            return createInvitation(db, invitation, await mail.take(db) ?? null)
+          },
+          events: ({ id }) => [eventOf('invitation.create', id, { email, role })],
+          answer: (made) => ({ status: 201, body: { data: toItem(made), message: howToAccept(mail.isReserved()) } })
+        })
       }).catch(mail.fail)
-      afterCommit(request, () => mail.post(made), mail.release)
-      return reply.code(201).send({ data: toItem(made), message: howToAccept(mail.isReserved()) })
+      mail.post(made)
+      return reply.code(201).send(body)
     }
   })
 
@@ -152,18 +156,26 @@ export const invitations: Domain = async (app) => {
       const id = request.params.invitation.toUpperCase()
       const found = await findInvitation(app.db, principal.organization.id, id) ?? fail('not_found')
       const mail = prepareMail(principal, found.email)
-      const sent = await inOrganization(app, request, async (db, organizationId) => {
-        const { role } = await lockInvitation(db, organizationId, id) ?? fail('not_found')
-        requireRole(principal, role)
-        await app.countEffect(request, reply)
-        mail.reserve()
-        const sent = await renewInvitation(db, organizationId, id, asInviter(principal), await mail.take(db)) ??
-          fail('not_found')
-        await recordEvent(db, actorOf(request), eventOf('invitation.send', id, { email: sent.email, role }))
-        return sent
+      const { id: organizationId } = principal.organization
+      const { body, written: sent } = await change(app.db, actorOf(request), {
+        // Counts only invitations that the caller may send.
+        async load (db) {
+          const { role } = await lockInvitation(db, organizationId, id) ?? fail('not_found')
+          requireRole(principal, role)
+          await app.countEffect(request, reply)
+          mail.reserve()
+          return role
+        },
+        decide: (role) => ({
+          write: async (db) =>
+            await renewInvitation(db, organizationId, id, asInviter(principal), await mail.take(db)) ??
+              fail('not_found'),
+          events: ({ email }) => [eventOf('invitation.send', id, { email, role })],
+          answer: (sent) => ({ body: { data: toItem(sent), message: howToAccept(mail.isReserved()) } })
+        })
       }).catch(mail.fail)
-      afterCommit(request, () => mail.post(sent), mail.release)
-      return { data: toItem(sent), message: howToAccept(mail.isReserved()) }
+      mail.post(sent)
+      return body
     }
   })
 
@@ -184,12 +196,19 @@ export const invitations: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const id = request.params.invitation.toUpperCase()
-      await inOrganization(app, request, async (db, organizationId) => {
-        const { email, role } = await lockInvitation(db, organizationId, id) ?? fail('not_found')
-        await requireCurrent(db, request, id)
-        requireRole(principalOf(request), role)
-        await deleteInvitation(db, organizationId, id)
-        await recordEvent(db, actorOf(request), eventOf('invitation.withdraw', id, { email, role }))
+      const { id: organizationId } = principalOf(request).organization
+      await change(app.db, actorOf(request), {
+        async load (db) {
+          const invitation = await lockInvitation(db, organizationId, id) ?? fail('not_found')
+          await requireCurrent(db, request, id)
+          requireRole(principalOf(request), invitation.role)
+          return invitation
+        },
+        decide: ({ email, role }) => ({
+          write: async (db) => deleteInvitation(db, organizationId, id),
+          events: () => [eventOf('invitation.withdraw', id, { email, role })],
+          answer: () => ({ status: 204, body: null })
+        })
       })
       return reply.code(204).send(null)
     }

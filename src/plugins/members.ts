@@ -1,16 +1,16 @@
 import { Member, MemberParams, UpdateMemberBody, type MemberAttributes } from '../../schemas/members.ts'
 import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import type { Role } from '../../schemas/users.ts'
-import { tampered, transaction, type Db } from '../db/database.ts'
+import { change } from '../changes/change.ts'
+import { tampered, type Db } from '../db/database.ts'
 import { lockMemberships, reachedLimit } from '../repositories/people/users.ts'
 import { requireScope, requireSecondFactor } from '../http/guard/access.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
-import { inOrganization } from '../http/routes/in-organization.ts'
 import { requireRole } from '../http/routes/roles.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { membershipChanged } from '../mail/messages.ts'
-import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
+import { eventOf } from '../repositories/audit/audit.ts'
 import { findMember, listMembers, lockMember, lockOtherOwners, updateMember } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
@@ -18,7 +18,7 @@ import { fail } from '../rules/errors.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, grants } from '../rules/roles.ts'
-import { endInvitations, endMembership, isLastOwner } from '../vault/jobs/memberships.ts'
+import { deleteUngiven, endMembership, isLastOwner } from '../vault/jobs/memberships.ts'
 
 const toItem = (attributes: MemberAttributes) =>
   ({ type: 'members' as const, id: String(attributes.user_id), attributes })
@@ -81,25 +81,35 @@ export const members: Domain = async (app) => {
       const id = parseId(request.params.member) ?? fail('not_found')
       const role = canonicalRole(request.body.role)
       await app.countEffect(request, reply)
-      const updated = await inOrganization(app, request, async (db, organizationId) => {
-        // Locks the account of the new owner, or of the other owners. Lock order: accounts before memberships (decision
-        // 0029).
-        const { owned } = role === 'owner' ? await lockMemberships(db, id) : { owned: 0 }
-        const otherOwners = role === 'owner' ? undefined : await lockOtherOwners(db, organizationId, id)
-        const member = await lockMember(db, organizationId, id) ?? fail('not_found')
-        await requireCurrent(db, request, String(id))
-        requireRole(principal, member.role)
-        requireRole(principal, role)
-        if (member.role !== role && reachedLimit({ joined: 0, owned }, role) !== undefined) fail('memberships_full')
-        if (otherOwners !== undefined && isLastOwner(member, otherOwners)) fail('last_owner')
-        // Recorded before the update: recording fails if the caller, who may be this member, has lost the role.
-        await recordEvent(db, actorOf(request), eventOf('member.update', id, { from: member.role, to: role }))
-        await updateMember(db, organizationId, id, role)
-        await endInvitations(db, organizationId)
-        return await findMember(db, organizationId, id) ?? tampered()
+      const { id: organizationId } = principal.organization
+      const { body, written: { updated } } = await change(app.db, actorOf(request), {
+        async load (db) {
+          // Locks the account of the new owner, or of the other owners. Lock order: accounts before memberships
+          // (decision 0029).
+          const { owned } = role === 'owner' ? await lockMemberships(db, id) : { owned: 0 }
+          const otherOwners = role === 'owner' ? undefined : await lockOtherOwners(db, organizationId, id)
+          const member = await lockMember(db, organizationId, id) ?? fail('not_found')
+          await requireCurrent(db, request, String(id))
+          return { owned, otherOwners, member }
+        },
+        decide ({ owned, otherOwners, member }) {
+          requireRole(principal, member.role)
+          requireRole(principal, role)
+          if (member.role !== role && reachedLimit({ joined: 0, owned }, role) !== undefined) fail('memberships_full')
+          if (otherOwners !== undefined && isLastOwner(member, otherOwners)) fail('last_owner')
+          return {
+            async write (db) {
+              await updateMember(db, organizationId, id, role)
+              const withdrawn = await deleteUngiven(db, organizationId)
+              return { updated: await findMember(db, organizationId, id) ?? tampered(), withdrawn }
+            },
+            events: ({ withdrawn }) => [eventOf('member.update', id, { from: member.role, to: role }), ...withdrawn],
+            answer: ({ updated }) => ({ body: { data: toItem(updated) } })
+          }
+        }
       })
       tell(principal, updated, role)
-      return { data: toItem(updated) }
+      return body
     }
   })
 
@@ -130,14 +140,21 @@ export const members: Domain = async (app) => {
       if (!isOwn && organization.require_second_factor) requireSecondFactor(app, principal)
       if (!isOwn || !grants(principal.granted, 'member:delete')) requireScope(request, 'member:delete')
       if (id === undefined) fail('not_found')
-      const removed = await transaction(app.db, async (db) => {
-        const ended = await endMembership(db, actorOf(request), id, async (member) => {
-          await requireCurrent(db, request, String(id))
-          if (!isOwn) requireRole(principal, member.role)
+      const { written: { member: removed } } = await change(app.db, actorOf(request), {
+        load: async () => {},
+        decide: () => ({
+          async write (db) {
+            const ended = await endMembership(db, actorOf(request), id, async (member) => {
+              await requireCurrent(db, request, String(id))
+              if (!isOwn) requireRole(principal, member.role)
+            })
+            if (ended === 'last_owner') fail('last_owner')
+            return ended === 'none' ? fail('not_found') : ended
+          },
+          events: ({ events }) => events,
+          answer: () => ({ status: 204, body: null })
         })
-        if (ended === 'last_owner') fail('last_owner')
-        return ended === 'none' ? fail('not_found') : ended.member
-      }, actorOf(request))
+      })
       app.removals.wake()
       if (removed !== undefined) tell(principal, removed, null)
       return reply.code(204).send(null)

@@ -4,14 +4,16 @@ import {
   UpdateOrganizationBody
 } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
-import { transaction, type Db } from '../db/database.ts'
+import { change } from '../changes/change.ts'
+import { changeOfPerson } from '../changes/person.ts'
+import type { Db } from '../db/database.ts'
 import { actorOf, personOf, principalOf } from '../http/routes/actor.ts'
 import { requireSecondFactor } from '../http/guard/access.ts'
 import { requireConfirmation } from '../http/routes/confirmation.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
-import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
+import { eventOf } from '../repositories/audit/audit.ts'
 import { endUnsentCharges } from '../repositories/billing/invoices.ts'
 import {
   deleteOrganization, listOrganizations, lockEverybody, readOrganization, updateOrganization,
@@ -74,20 +76,23 @@ export const organizations: Domain = async (app) => {
       const { id: access_token, user } = request.user!
       const { body } = request
       const id = ulid()
-      const created = await orSlugTaken(() => transaction(app.db, async (db) => {
-        const slug = await chooseSlug(db, 'organization', undefined, body)
-        const organization = { id, name: body.name, slug, plan: app.config.defaultPlan }
-        const limit = await foundOrganization(db, app.keyring, organization, user.id)
-        if (limit !== undefined) fail('organization_limit_reached', { limit })
-        // Recording the event locks the caller's access token and new membership.
-        const caller = { access_token, user_id: user.id, role: 'owner' } as const
-        await recordEvent(
-          db, { ...personOf(request, id, user), caller, answering: request.answering },
-          eventOf('organization.create', id, { slug })
-        )
-        return readOrganization(db, id)
-      }, request))
-      return reply.code(201).send(toAnswer(created!))
+      // The caller's access token and new membership must be valid when the change commits.
+      const caller = { access_token, user_id: user.id, role: 'owner' } as const
+      const actor = { ...personOf(request, id, user), caller, answering: request.answering, waited: request.waited }
+      const created = await orSlugTaken(() => changeOfPerson(app.db, actor, user.id, {
+        load: async (db) => chooseSlug(db, 'organization', undefined, body),
+        decide: (slug) => ({
+          async write (db) {
+            const organization = { id, name: body.name, slug, plan: app.config.defaultPlan }
+            const limit = await foundOrganization(db, app.keyring, organization, user.id)
+            if (limit !== undefined) fail('organization_limit_reached', { limit })
+            return await readOrganization(db, id) ?? fail('not_found')
+          },
+          events: () => [eventOf('organization.create', id, { slug })],
+          answer: (organization) => ({ status: 201, body: toAnswer(organization) })
+        })
+      }))
+      return reply.code(201).send(created.body)
     }
   })
 
@@ -113,16 +118,22 @@ export const organizations: Domain = async (app) => {
       const { body } = request
       // Users without a second factor must not lock themselves out or remove the requirement.
       if (body.require_second_factor !== undefined) requireSecondFactor(app, principalOf(request))
-      const updated = await orSlugTaken(() => transaction(app.db, async (db) => {
-        const { name, slug, require_second_factor } = body
-        await requireCurrent(db, request, id)
-        await requireNewName(name, async () => (await readOrganization(db, id))?.name)
-        await updateOrganization(db, id, { name, slug, require_second_factor })
-        const members = Object.keys(body).join(' ')
-        await recordEvent(db, actorOf(request), eventOf('organization.update', id, { members }))
-        return readOrganization(db, id)
-      }, actorOf(request)))
-      return toAnswer(updated!)
+      const updated = await orSlugTaken(() => change(app.db, actorOf(request), {
+        async load (db) {
+          await requireCurrent(db, request, id)
+          await requireNewName(body.name, async () => (await readOrganization(db, id))?.name)
+        },
+        decide: () => ({
+          async write (db) {
+            const { name, slug, require_second_factor } = body
+            await updateOrganization(db, id, { name, slug, require_second_factor })
+            return await readOrganization(db, id) ?? fail('not_found')
+          },
+          events: () => [eventOf('organization.update', id, { members: Object.keys(body).join(' ') })],
+          answer: (organization) => ({ body: toAnswer(organization) })
+        })
+      }))
+      return updated.body
     }
   })
 
@@ -145,14 +156,21 @@ export const organizations: Domain = async (app) => {
     preValidation: requireConfirmation,
     handler: async (request, reply) => {
       const { id } = principalOf(request).organization
-      await transaction(app.db, async (db) => {
-        const { members, tokens } = await lockEverybody(db, id)
-        await requireCurrent(db, request, id)
-        await endUnsentCharges(db, id)
-        // Recorded before the deletion: recording needs the caller's membership, which the deletion removes.
-        await recordEvent(db, actorOf(request), eventOf('organization.delete', id, { members, tokens }))
-        await deleteOrganization(db, id, principalOf(request).person?.user_id)
-      }, actorOf(request))
+      await change(app.db, actorOf(request), {
+        async load (db) {
+          const ended = await lockEverybody(db, id)
+          await requireCurrent(db, request, id)
+          return ended
+        },
+        decide: ({ members, tokens }) => ({
+          async write (db) {
+            await endUnsentCharges(db, id)
+            await deleteOrganization(db, id, principalOf(request).person?.user_id)
+          },
+          events: () => [eventOf('organization.delete', id, { members, tokens })],
+          answer: () => ({ status: 204, body: null })
+        })
+      })
       app.removals.wake()
       return reply.code(204).send(null)
     }

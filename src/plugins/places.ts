@@ -5,12 +5,13 @@ import {
 } from '../../schemas/environments.ts'
 import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import { CreateTargetBody, Target, TargetList, UpdateTargetBody } from '../../schemas/targets.ts'
+import { change } from '../changes/change.ts'
+import { changeLongIf } from '../changes/long.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
-import { inLevel, levelOf, reachBelow, requireInside, requireSiblings } from '../http/guard/level-lookup.ts'
+import { levelOf, lockLevel, reachBelow, requireInside, requireSiblings } from '../http/guard/level-lookup.ts'
 import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
-import { recordEvent } from '../repositories/audit/audit.ts'
 import {
   createPlace, deletePlace, findPlace, listPlaces, updatePlace, type ListedPlace, type NewPlace, type Place,
   type PlaceKind
@@ -19,7 +20,7 @@ import { fail } from '../rules/errors.ts'
 import { requireNewName } from '../rules/formats/names.ts'
 import { answerPage, isDefault } from '../rules/pagination.ts'
 import type { Place as LevelPlace } from '../rules/slices.ts'
-import { deleteLevel, deletionRunner } from '../vault/jobs/cleanup.ts'
+import { deleteLevel, isLongDeletion } from '../vault/jobs/cleanup.ts'
 
 type CreateBody = CreateTargetBody & CreateEnvironmentBody
 
@@ -105,24 +106,32 @@ const placesOf = (
     },
     handler: async (request, reply) => {
       const body = request.body as CreateBody
-      const created = await orSlugTaken(() => inLevel(app, request, async (db, level) => {
-        const { organization_id, project, target } = level
-        const among = kind === 'target' ? { project_id: project.id } : { target_id: target!.id }
-        const slug = await chooseSlug(db, kind, { organization_id, ...among }, body)
-        const id = ulid()
-        await createPlace(db, kind, {
-          id,
-          organization_id,
-          project_id: project.id,
-          name: body.name,
-          slug,
-          description: body.description ?? null,
-          ...own(body, target?.id)
-        } as unknown as NewPlace)
-        await recordEvent(db, actorOf(request), { ...event('create', id), details: { slug } })
-        return findItem(db, organization_id, id)
+      const id = ulid()
+      const created = await orSlugTaken(() => change(app.db, actorOf(request), {
+        async load (db) {
+          const { organization_id, project, target } = await lockLevel(db, request)
+          const among = kind === 'target' ? { project_id: project.id } : { target_id: target!.id }
+          const slug = await chooseSlug(db, kind, { organization_id, ...among }, body)
+          return { organization_id, project, target, slug }
+        },
+        decide: ({ organization_id, project, target, slug }) => ({
+          async write (db) {
+            await createPlace(db, kind, {
+              id,
+              organization_id,
+              project_id: project.id,
+              name: body.name,
+              slug,
+              description: body.description ?? null,
+              ...own(body, target?.id)
+            } as unknown as NewPlace)
+            return await findItem(db, organization_id, id) ?? fail('not_found')
+          },
+          events: () => [{ ...event('create', id), details: { slug } }],
+          answer: (data) => ({ status: 201, body: { data } })
+        })
       }))
-      return reply.code(201).send({ data: created! })
+      return reply.code(201).send(created.body)
     }
   })
 
@@ -145,22 +154,29 @@ const placesOf = (
     },
     handler: async (request) => {
       const body = request.body as UpdateTargetBody & UpdateEnvironmentBody
-      const updated = await orSlugTaken(() => inLevel(app, request, async (db, level) => {
-        const { organization_id, level_id: id, project, environment } = level
-        // Restrictions with `except_status` depend on the status, so only callers with access to the whole project set
-        // it.
-        if (body.status !== undefined && body.status !== environment?.status) {
-          requireInside(request, { project_id: project.id })
-        }
-        requireSiblings(request, level, body.slug)
-        await requireNewName(body.name, async () => (await findPlace(db, kind, organization_id, id))?.name)
-        await updatePlace(db, kind, organization_id, id, body as Partial<NewPlace>)
-        await recordEvent(db, actorOf(request), {
-          ...event('update', id), details: { members: Object.keys(body).join(' ') }
+      const updated = await orSlugTaken(() => change(app.db, actorOf(request), {
+        async load (db) {
+          const level = await lockLevel(db, request)
+          const { organization_id, level_id: id, project, environment } = level
+          // Restrictions with `except_status` depend on the status, so only callers with access to the whole project
+          // set the status.
+          if (body.status !== undefined && body.status !== environment?.status) {
+            requireInside(request, { project_id: project.id })
+          }
+          requireSiblings(request, level, body.slug)
+          await requireNewName(body.name, async () => (await findPlace(db, kind, organization_id, id))?.name)
+          return level
+        },
+        decide: ({ organization_id, level_id: id }) => ({
+          async write (db) {
+            await updatePlace(db, kind, organization_id, id, body as Partial<NewPlace>)
+            return await findItem(db, organization_id, id) ?? fail('not_found')
+          },
+          events: () => [{ ...event('update', id), details: { members: Object.keys(body).join(' ') } }],
+          answer: (data) => ({ body: { data } })
         })
-        return findItem(db, organization_id, id)
       }))
-      return { data: updated! }
+      return updated.body
     }
   })
 
@@ -181,15 +197,22 @@ const placesOf = (
     },
     handler: async (request, reply) => {
       const below = { [`${kind}_id`]: levelOf(request).level_id } as { target_id: string } | { environment_id: string }
-      await inLevel(app, request, async (db, level) => {
-        await deleteLevel(db, actorOf(request), below, event('delete', level.level_id), ({ documents }) =>
-          deletePlace(db, kind, level[kind]!, documents), level.project.id)
-      }, deletionRunner(app, {
-        organization: principalOf(request).organization,
-        actor: actorOf(request),
-        below,
-        ...(deletion.isLong && { countLongOperation: () => app.countEffect(request, reply) })
-      }))
+      const { organization } = principalOf(request)
+      const isLong = deletion.isLong && await isLongDeletion(app.reads, organization.id, below)
+      await changeLongIf(isLong, app, actorOf(request), {
+        projectId: levelOf(request).project.id,
+        inUse: 'conflict',
+        count: isLong ? () => app.countEffect(request, reply) : undefined,
+        load: async (db) => lockLevel(db, request),
+        decide: (level) => ({
+          write: async (db, lockCounter) => deleteLevel(
+            db, organization.id, below, event('delete', level.level_id), lockCounter,
+            ({ documents }) => deletePlace(db, kind, level[kind]!, documents), level.project.id
+          ),
+          events: (events) => events,
+          answer: () => ({ status: 204, body: null })
+        })
+      })
       app.removals.wake()
       return reply.code(204).send(null)
     }

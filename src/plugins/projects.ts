@@ -4,20 +4,20 @@ import {
   CreateProjectBody, Project, ProjectList, UpdateProjectBody, type ProjectAttributes
 } from '../../schemas/projects.ts'
 import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
-import { transaction, type Answering, type Db } from '../db/database.ts'
+import { change } from '../changes/change.ts'
+import { changeLongIf } from '../changes/long.ts'
+import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
-import { requireCurrent } from '../http/repeats/etags.ts'
 import {
   KEY_CHECK_MEMBERS, readKeyCheck, refuseKeyCheck, requireKeyCheck, warnOfIterations
 } from '../http/bodies/key-checks.ts'
-import { inProject, levelOf, reachIn, requireSiblings } from '../http/guard/level-lookup.ts'
+import { levelOf, lockProjectOf, reachIn, requireSiblings } from '../http/guard/level-lookup.ts'
 import { requirePlanQuota } from '../http/limits/plan-limits.ts'
 import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
-import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
+import { eventOf } from '../repositories/audit/audit.ts'
 import { activeKeyOf } from '../repositories/levels/levels.ts'
-import type { KeyState } from '../repositories/keys/encryption-keys.ts'
 import {
   createProject, deleteProject, findProject, listProjects, updateProject
 } from '../repositories/levels/projects.ts'
@@ -28,11 +28,11 @@ import { projectsInside } from '../rules/slices.ts'
 import { differenceOf, handToClient, handToServer } from '../vault/operations/custody.ts'
 import { derivationGateOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
 import { refuseRevealing } from '../vault/keys/proofs.ts'
-import { deleteLevel, deletionRunner } from '../vault/jobs/cleanup.ts'
-import { changeKey } from '../vault/operations/rotate.ts'
+import { deleteLevel, isLongDeletion } from '../vault/jobs/cleanup.ts'
+import { requireSeen } from '../vault/operations/rotate.ts'
 import { lockCurrentCanary } from '../vault/keys/master-keys.ts'
 
-const creations = new Set<Answering>()
+const creations = new Set<NonNullable<FastifyRequest['answering']>>()
 
 /**
  * Ends a repeated creation with 409 while this process runs the first one, so that the repeat derives no key. A later
@@ -167,25 +167,31 @@ export const projects: Domain = async (app) => {
           app.keyring, keyId, { key: body.encryption_key, hint: body.key_hint }, app.costs.keyIterations
         ))
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
-      const created = await orSlugTaken(() => transaction(app.db, async (db) => {
-        await lockCurrentCanary(db, app.keyring)
-        await requirePlanQuota(db, organization.id, 'projects')
-        const slug = await chooseSlug(db, 'project', { organization_id: organization.id }, body)
-        await createProject(db, {
-          id,
-          organization_id: organization.id,
-          name: body.name,
-          slug,
-          description: body.description ?? null,
-          secret_format: body.secret_format ?? 'env',
-          encryption_type,
-          history_policy: body.history_policy ?? 'keep'
-        }, key)
-        const details = { slug, encryption_type, iterations: key.iterations }
-        await recordEvent(db, actorOf(request), eventOf('project.create', id, details))
-        return findProject(db, organization.id, id)
-      }, actorOf(request)))
-      return reply.code(201).send({ data: toItem(created!) })
+      const created = await orSlugTaken(() => change(app.db, actorOf(request), {
+        async load (db) {
+          await lockCurrentCanary(db, app.keyring)
+          await requirePlanQuota(db, organization.id, 'projects')
+          return chooseSlug(db, 'project', { organization_id: organization.id }, body)
+        },
+        decide: (slug) => ({
+          async write (db) {
+            await createProject(db, {
+              id,
+              organization_id: organization.id,
+              name: body.name,
+              slug,
+              description: body.description ?? null,
+              secret_format: body.secret_format ?? 'env',
+              encryption_type,
+              history_policy: body.history_policy ?? 'keep'
+            }, key)
+            return await findProject(db, organization.id, id) ?? fail('not_found')
+          },
+          events: () => [eventOf('project.create', id, { slug, encryption_type, iterations: key.iterations })],
+          answer: (project) => ({ status: 201, body: { data: toItem(project) } })
+        })
+      }))
+      return reply.code(201).send(created.body)
     }
   })
 
@@ -219,26 +225,34 @@ export const projects: Domain = async (app) => {
       const { body } = request
       requireSiblings(request, levelOf(request), body.slug)
       const handover = await prepareHandover(request, reply, body)
-      const change = async (db: Db, project: KeyState) => {
-        const { name, slug, description, secret_format, history_policy } = body
-        await handover?.make(db, project)
-        await requireNewName(name, async () => (await findProject(db, organization.id, project.id))?.name)
-        await updateProject(db, organization.id, project.id, { name, slug, description, secret_format, history_policy })
-        await recordEvent(db, actorOf(request), {
-          action: handover === undefined ? 'project.update' : 'key.change_custody',
-          resource_type: 'project',
-          resource_id: project.id,
-          details: { members: Object.keys(body).join(' '), ...handover?.details }
+      const { id: projectId } = levelOf(request).project
+      const updated = await orSlugTaken(() => changeLongIf(handover !== undefined, app, actorOf(request), {
+        projectId,
+        async load (db) {
+          const project = await lockProjectOf(db, request, projectId)
+          if (handover !== undefined) await requireSeen(db, app.keyring, project, handover.seen)
+          await requireNewName(body.name, async () => (await findProject(db, organization.id, project.id))?.name)
+          return project
+        },
+        decide: (project) => ({
+          async write (db) {
+            const { name, slug, description, secret_format, history_policy } = body
+            await handover?.make(db, project)
+            await updateProject(
+              db, organization.id, project.id, { name, slug, description, secret_format, history_policy }
+            )
+            return await findProject(db, organization.id, project.id) ?? fail('not_found')
+          },
+          events: () => [{
+            action: handover === undefined ? 'project.update' : 'key.change_custody',
+            resource_type: 'project',
+            resource_id: project.id,
+            details: { members: Object.keys(body).join(' '), ...handover?.details }
+          }],
+          answer: (project) => ({ body: { data: toItem(project) } })
         })
-        return findProject(db, organization.id, project.id)
-      }
-      const updated = await orSlugTaken(() => handover === undefined
-        ? inProject(app, request, levelOf(request).project.id, change)
-        : changeKey(app, organization, actorOf(request), handover.seen, async (db, project) => {
-          await requireCurrent(db, request, project.id)
-          return change(db, project)
-        }))
-      return { data: toItem(updated!) }
+      }))
+      return updated.body
     }
   })
 
@@ -260,15 +274,22 @@ export const projects: Domain = async (app) => {
     handler: async (request, reply) => {
       const { project } = levelOf(request)
       const below = { project_id: project.id }
-      await inProject(app, request, project.id, async (db, { id, organization_id }) => {
-        const event = eventOf('project.delete', id)
-        await deleteLevel(db, actorOf(request), below, event, () => deleteProject(db, organization_id, id))
-      }, deletionRunner(app, {
-        organization: principalOf(request).organization,
-        actor: actorOf(request),
-        below,
-        countLongOperation: () => app.countEffect(request, reply)
-      }))
+      const { organization } = principalOf(request)
+      const isLong = await isLongDeletion(app.reads, organization.id, below)
+      await changeLongIf(isLong, app, actorOf(request), {
+        projectId: project.id,
+        inUse: 'conflict',
+        count: isLong ? () => app.countEffect(request, reply) : undefined,
+        load: async (db) => lockProjectOf(db, request, project.id),
+        decide: ({ id }) => ({
+          write: async (db, lockCounter) => deleteLevel(
+            db, organization.id, below, eventOf('project.delete', id), lockCounter,
+            () => deleteProject(db, organization.id, id)
+          ),
+          events: (events) => events,
+          answer: () => ({ status: 204, body: null })
+        })
+      })
       app.removals.wake()
       return reply.code(204).send(null)
     }

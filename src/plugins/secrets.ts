@@ -1,5 +1,5 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import { Type } from '@sinclair/typebox'
+import { Type, type Static } from '@sinclair/typebox'
 import { DryRunAnswer } from '../../schemas/dry-run.ts'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import {
@@ -7,22 +7,22 @@ import {
   type Merge
 } from '../../schemas/secrets.ts'
 import { BLOB_BYTES, NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
+import { change, changeDocument } from '../changes/change.ts'
 import { takeLargeBodies } from '../http/bodies/large-bodies.ts'
 import { booleanIn } from '../http/bodies/validation.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
 import { isDryRun } from '../http/repeats/dry-run.ts'
 import { listsEtag, requirePrecondition } from '../http/repeats/etags.ts'
-import { afterCommit } from '../http/repeats/idempotency.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
 import { sayLeftOut } from '../http/responses/left-out.ts'
 import {
-  inLevel, levelOf, locate, namesIn, namesOf, requireInside, requireLevel, slicesOf, TARGET_RULE
+  levelOf, locate, lockLevel, namesIn, namesOf, requireInside, requireLevel, slicesOf, TARGET_RULE
 } from '../http/guard/level-lookup.ts'
 import { LEVEL_PATHS } from '../http/routes/level-paths.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
-import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
+import { eventOf } from '../repositories/audit/audit.ts'
 import { emptySecret } from '../repositories/secrets/re-encryption.ts'
 import {
   activeKeyOf, ownSecret, type Include, type LevelState, type SecretRow
@@ -32,10 +32,10 @@ import { purgeHistories } from '../repositories/operations/cleanup.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { requireKeptAt } from '../rules/moments.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
-import { acceptContent, notesOf, type Notes } from '../vault/documents/accept.ts'
+import { acceptContent, notesOf } from '../vault/documents/accept.ts'
 import { retrievalOf, revealKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openCurrent, sizeOf } from '../vault/documents/documents.ts'
-import { dryRunAnswer, outcomeOfDryRun, planChange, plannedLevel, type PlannedChange } from '../vault/documents/dry-run.ts'
+import { dryRunAnswer, eventOfDryRun, planChange, plannedLevel } from '../vault/documents/dry-run.ts'
 import type { Change } from '../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
 import {
@@ -43,7 +43,6 @@ import {
   type Contents, type Reading, type View
 } from '../vault/documents/read.ts'
 import { removeSome } from '../vault/jobs/cleanup.ts'
-import { writeLevel } from '../vault/documents/write.ts'
 
 const READ_ERRORS = [
   'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'
@@ -155,7 +154,7 @@ export const secrets: Domain = async (app) => {
       if (no_backup && !isDryRun(request)) await deleteForGood(request)
       else {
         const planned = await deleteWithSnapshot(request, no_backup)
-        if (planned !== undefined) return reply.code(200).send(dryRunAnswer(await plannedLevel(planned)))
+        if (planned !== null) return reply.code(200).send(planned)
       }
       return reply.code(204).send(null)
     }
@@ -164,13 +163,12 @@ export const secrets: Domain = async (app) => {
   /** Deletes the document and keeps a snapshot. A dry run of a deletion with or without a snapshot returns the plan. */
   async function deleteWithSnapshot (
     request: FastifyRequest, no_backup: boolean
-  ): Promise<PlannedChange | undefined> {
+  ): Promise<Static<typeof DryRunAnswer> | null> {
     const { organization } = principalOf(request)
     const storageKey = storageKeyOf(app.keyring, organization)
-    let planned: PlannedChange | undefined
-    await writeLevel(app.db, organization, actorOf(request), {
+    const { body } = await changeDocument<Static<typeof DryRunAnswer> | null>(app.db, actorOf(request), {
       storageKey,
-      target: { names: namesIn(request), include: 'readable' },
+      load: { names: namesIn(request), include: 'readable' },
       bytes: ownSecret(levelOf(request))?.size_bytes ?? 0,
       decide (found) {
         const state = requireLevel(request, found)
@@ -179,31 +177,42 @@ export const secrets: Domain = async (app) => {
         requirePrecondition(request.headers, etagOf(storageKey, [secret]))
         const record = { action: 'delete' as const, blob: openCurrent(storageKey, state, secret) }
         const change: Change = { blob: null, record: no_backup ? null : record, event: 'secret.delete' }
-        if (!isDryRun(request)) return change
-        planned = planChange(app.keyring, storageKey, state, change, null)
-        return outcomeOfDryRun(change, planned, 'secret.names')
+        if (!isDryRun(request)) return { change, answer: () => ({ status: 204, body: null }) }
+        const planned = planChange(app.keyring, storageKey, state, change, null)
+        return {
+          change,
+          read: eventOfDryRun(change, planned, 'secret.names'),
+          dryRun: async () => ({ body: dryRunAnswer(await plannedLevel(planned)) })
+        }
       }
     })
-    return planned
+    return body
   }
 
   async function deleteForGood (request: FastifyRequest) {
     const { organization } = principalOf(request)
-    await inLevel(app, request, async (db, state) => {
-      const secret = ownSecret(state)
-      if (!isStored(secret)) return fail('not_found', { resource: 'secret' })
-      requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
-      const { versions: purged, bytes } = await purgeHistories(
-        db, organization.id, state.project.id, { secret_id: secret.id }
-      )
-      await emptySecret(db, state, secret)
-      await removeSome(db, organization.id)
-      const event = eventOf('secret.delete', secret.id)
-      await recordEvent(db, actorOf(request), {
-        ...event, details: { level: state.level, purged }, growth: -bytes - secret.size_bytes
+    await change(app.db, actorOf(request), {
+      async load (db) {
+        const state = await lockLevel(db, request)
+        const secret = ownSecret(state)
+        if (!isStored(secret)) return fail('not_found', { resource: 'secret' })
+        requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
+        return { state, secret }
+      },
+      decide: ({ state, secret }) => ({
+        async write (db) {
+          const purged = await purgeHistories(db, organization.id, state.project.id, { secret_id: secret.id })
+          await emptySecret(db, state, secret)
+          await removeSome(db, organization.id)
+          return purged
+        },
+        events: ({ versions: purged, bytes }) => [{
+          ...eventOf('secret.delete', secret.id, { level: state.level, purged }), growth: -bytes - secret.size_bytes
+        }],
+        answer: () => ({ status: 204, body: null })
       })
     })
-    afterCommit(request, () => app.removals.wake())
+    app.removals.wake()
   }
 
   async function read (request: FastifyRequest, reply: FastifyReply, parameters: ReadParameters) {
@@ -311,11 +320,9 @@ const storing: Domain = async (app) => {
       const { no_backup = false } = request.body
       const storageKey = storageKeyOf(app.keyring, organization)
       const { content = '', plaintext } = request.body
-      let notes: Notes = {}
-      let planned: PlannedChange | undefined
-      const written = await writeLevel(app.db, organization, actorOf(request), {
+      const { headers = {}, body } = await changeDocument(app.db, actorOf(request), {
         storageKey,
-        target: { names: namesIn(request), include: isDryRun(request) ? 'readable' : 'storable' },
+        load: { names: namesIn(request), include: isDryRun(request) ? 'readable' : 'storable' },
         bytes: content.length + (plaintext ?? '').length,
         decide (found) {
           const state = requireLevel(request, found)
@@ -323,34 +330,49 @@ const storing: Domain = async (app) => {
           requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
           const accepted = acceptContent(app, state, request.body)
           const { blob, revealed } = accepted
-          notes = notesOf(state, accepted)
+          const notes = notesOf(state, accepted)
           const record = no_backup ? null : { action: secret?.is_stored ? 'update' as const : 'create' as const, blob }
           const change: Change = { blob, record, event: 'secret.store', revealed }
-          if (!isDryRun(request)) return change
-          planned = planChange(app.keyring, storageKey, state, change, plaintext ?? accepted.plain?.toString())
-          // The response tells whether the document has the sent values, so the event is a read of values.
-          return outcomeOfDryRun(change, planned, 'secret.decrypt')
+          if (!isDryRun(request)) {
+            return {
+              change,
+              answer: (written) => ({
+                headers: { etag: etagOf(storageKey, [written.secret]) },
+                body: { ...answerOfStore(state, written.secret), ...notes }
+              })
+            }
+          }
+          const planned = planChange(app.keyring, storageKey, state, change, plaintext ?? accepted.plain?.toString())
+          const planOfStore = { id: secret?.id ?? null, size_bytes: sizeOf(blob), version: null }
+          return {
+            change,
+            // The response tells whether the document has the sent values, so the event is a read of values.
+            read: eventOfDryRun(change, planned, 'secret.decrypt'),
+            dryRun: async () => ({
+              body: { ...answerOfStore(state, planOfStore), ...dryRunAnswer(await plannedLevel(planned)), ...notes }
+            })
+          }
         }
       })
-      if (written !== undefined) reply.header('etag', etagOf(storageKey, [written.secret]))
-      const state = written?.state ?? planned!.state
-      const version = written?.secret.version ?? null
-      return {
-        data: {
-          type: 'secrets' as const,
-          level: state.level,
-          source: state.slug,
-          bytes: written?.secret.size_bytes ?? sizeOf(planned!.change!.blob!),
-          secret_id: written?.secret.id ?? ownSecret(state)?.id ?? null,
-          version: version === null ? null : String(version)
-        },
-        message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`,
-        ...(planned !== undefined && dryRunAnswer(await plannedLevel(planned))),
-        ...notes
-      }
+      reply.headers(headers)
+      return body
     }
   })
 }
+
+const answerOfStore = (
+  { level, slug }: LevelState, { id, size_bytes, version }: Pick<SecretRow, 'size_bytes' | 'version'> & { id: string | null }
+) => ({
+  data: {
+    type: 'secrets' as const,
+    level,
+    source: slug,
+    bytes: size_bytes,
+    secret_id: id,
+    version: version === null ? null : String(version)
+  },
+  message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`
+})
 
 // Only GET and HEAD can get 304 (RFC 9110, 13.1.2).
 const isConditional = ({ method, headers }: FastifyRequest) =>

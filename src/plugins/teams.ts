@@ -7,14 +7,14 @@ import {
   TeamProjectParams, UpdateTeamBody, WholeTeamAnswer, type TeamRestriction
 } from '../../schemas/teams.ts'
 import type { Role } from '../../schemas/users.ts'
+import { change } from '../changes/change.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
-import { inOrganization } from '../http/routes/in-organization.ts'
 import { levelOf, requireTarget } from '../http/guard/level-lookup.ts'
 import { chooseSlug, orSlugTaken } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
-import { recordEvent, type AuditEvent } from '../repositories/audit/audit.ts'
+import type { AuditEvent } from '../repositories/audit/audit.ts'
 import { findMember } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import type { LevelState } from '../repositories/levels/levels.ts'
@@ -75,17 +75,25 @@ export const teams: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { body } = request
-      const created = await orSlugTaken(() => inOrganization(app, request, async (db, organization_id) => {
-        if (await countTeams(db, organization_id) >= TEAM_LIMITS.teams) {
-          fail('limit_reached', { limit: TEAM_LIMITS.teams })
-        }
-        const slug = await chooseSlug(db, 'team', { organization_id, team: true }, body)
-        const id = ulid()
-        await createTeam(db, { id, organization_id, name: body.name, slug, description: body.description ?? null })
-        await record(db, request, 'team.create', id, { slug })
-        return findTeam(db, organization_id, id)
+      const { id: organization_id } = principalOf(request).organization
+      const id = ulid()
+      const created = await orSlugTaken(() => change(app.db, actorOf(request), {
+        async load (db) {
+          if (await countTeams(db, organization_id) >= TEAM_LIMITS.teams) {
+            fail('limit_reached', { limit: TEAM_LIMITS.teams })
+          }
+          return chooseSlug(db, 'team', { organization_id, team: true }, body)
+        },
+        decide: (slug) => ({
+          async write (db) {
+            await createTeam(db, { id, organization_id, name: body.name, slug, description: body.description ?? null })
+            return foundTeam(db, organization_id, id)
+          },
+          events: () => [teamEvent('team.create', id, { slug })],
+          answer: (team) => ({ status: 201, body: { data: toItem(team) } })
+        })
       }))
-      return reply.code(201).send({ data: toItem(created!) })
+      return reply.code(201).send(created.body)
     }
   })
 
@@ -103,14 +111,23 @@ export const teams: Domain = async (app) => {
     },
     handler: async (request) => {
       const { body } = request
-      const updated = await orSlugTaken(() => changeTeam(request, async (db, team, organizationId) => {
-        const { name, slug, description } = body
-        await requireNewName(name, async () => (await findTeam(db, organizationId, team.id))?.name)
-        await updateTeam(db, organizationId, team.id, { name, slug, description })
-        await record(db, request, 'team.update', team.id, { members: Object.keys(body).join(' ') })
-        return findTeam(db, organizationId, team.id)
+      const updated = await orSlugTaken(() => change(app.db, actorOf(request), {
+        async load (db) {
+          const team = await loadTeam(db, request)
+          await requireNewName(body.name, async () => (await findTeam(db, team.organization_id, team.id))?.name)
+          return team
+        },
+        decide: ({ id, organization_id }) => ({
+          async write (db) {
+            const { name, slug, description } = body
+            await updateTeam(db, organization_id, id, { name, slug, description })
+            return foundTeam(db, organization_id, id)
+          },
+          events: () => [teamEvent('team.update', id, { members: Object.keys(body).join(' ') })],
+          answer: (team) => ({ body: { data: toItem(team) } })
+        })
       }))
-      return { data: toItem(updated!) }
+      return updated.body
     }
   })
 
@@ -126,10 +143,17 @@ export const teams: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      await changeTeam(request, async (db, { id, slug }, organizationId) => {
-        await requireRolesOf(db, principalOf(request), id)
-        await deleteTeam(db, organizationId, id)
-        await record(db, request, 'team.delete', id, { slug })
+      await change(app.db, actorOf(request), {
+        async load (db) {
+          const team = await loadTeam(db, request)
+          await requireRolesOf(db, principalOf(request), team.id)
+          return team
+        },
+        decide: ({ id, slug, organization_id }) => ({
+          write: async (db) => deleteTeam(db, organization_id, id),
+          events: () => [teamEvent('team.delete', id, { slug })],
+          answer: () => ({ status: 204, body: null })
+        })
       })
       return reply.code(204).send(null)
     }
@@ -155,21 +179,29 @@ export const teams: Domain = async (app) => {
     },
     handler: async (request) => {
       const user_id = parseId(request.params.member) ?? fail('not_found')
-      const data = await changeTeam(request, async (db, team, organization_id) => {
-        if (await findMember(db, organization_id, user_id) === undefined) fail('not_found')
-        await requireRolesOf(db, principalOf(request), team.id)
-        const one = { organization_id, team_id: team.id, user_id }
-        const { members, teams, is_in } = await countTeamMembers(db, one)
-        if (!is_in) {
+      const { body } = await change(app.db, actorOf(request), {
+        async load (db) {
+          const { id: team_id, organization_id } = await loadTeam(db, request)
+          if (await findMember(db, organization_id, user_id) === undefined) fail('not_found')
+          await requireRolesOf(db, principalOf(request), team_id)
+          const one = { organization_id, team_id, user_id }
+          return { one, ...await countTeamMembers(db, one) }
+        },
+        decide ({ one, members, teams, is_in }) {
           const { members: most, teamsOfMember } = TEAM_LIMITS
-          if (members >= most) fail('limit_reached', { limit: most })
-          if (teams >= teamsOfMember) fail('limit_reached', { limit: teamsOfMember })
-          await createTeamMember(db, one)
+          if (!is_in && members >= most) fail('limit_reached', { limit: most })
+          if (!is_in && teams >= teamsOfMember) fail('limit_reached', { limit: teamsOfMember })
+          return {
+            async write (db) {
+              if (!is_in) await createTeamMember(db, one)
+              return wholeTeam(db, one.organization_id, one.team_id)
+            },
+            events: () => [teamEvent('team-member.create', one.team_id, { user_id })],
+            answer: (data) => ({ body: { data } })
+          }
         }
-        await record(db, request, 'team-member.create', team.id, { user_id })
-        return wholeTeam(db, organization_id, team.id)
       })
-      return { data }
+      return body
     }
   })
 
@@ -184,10 +216,19 @@ export const teams: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const user_id = parseId(request.params.member) ?? fail('not_found')
-      await changeTeam(request, async (db, { id: team_id }, organization_id) => {
-        await requireRolesOf(db, principalOf(request), team_id)
-        if (!await deleteTeamMember(db, { organization_id, team_id, user_id })) fail('not_found')
-        await record(db, request, 'team-member.delete', team_id, { user_id })
+      await change(app.db, actorOf(request), {
+        async load (db) {
+          const team = await loadTeam(db, request)
+          await requireRolesOf(db, principalOf(request), team.id)
+          return team
+        },
+        decide: ({ id: team_id, organization_id }) => ({
+          async write (db) {
+            if (!await deleteTeamMember(db, { organization_id, team_id, user_id })) fail('not_found')
+          },
+          events: () => [teamEvent('team-member.delete', team_id, { user_id })],
+          answer: () => ({ status: 204, body: null })
+        })
       })
       return reply.code(204).send(null)
     }
@@ -222,20 +263,32 @@ export const teams: Domain = async (app) => {
       const { body } = request
       const role = body.role && canonicalRole(body.role)
       requireRole(principal, role ?? 'member')
-      const data = await changeTeam(request, async (db, { id: team_id }, organization_id) => {
-        await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
-        await requireRolesOf(db, principal, team_id, project_id)
-        const sent = body.restrictions && await slicesIn(db, levelOf(request), body.restrictions)
-        const set = await setTeamProject(db, { organization_id, team_id, project_id }, { role, sent }) ??
-          fail('limit_reached', { limit: TEAM_LIMITS.projects })
-        const restrictions = set.slices?.map(textOf).join(' ')
-        await record(db, request, 'team-project.update', team_id, {
-          project_id, role: set.role, ...(restrictions !== undefined && { restrictions })
-        })
-        return wholeTeam(db, organization_id, team_id)
-      })
       const isInherited = body.restrictions?.some(({ inherited }) => inherited) === true
-      return { data, ...(isInherited && inheritedWarning([levelOf(request).project])) }
+      const changed = await change(app.db, actorOf(request), {
+        async load (db) {
+          const { id: team_id, organization_id } = await loadTeam(db, request)
+          await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
+          await requireRolesOf(db, principal, team_id, project_id)
+          const sent = body.restrictions && await slicesIn(db, levelOf(request), body.restrictions)
+          return { one: { organization_id, team_id, project_id }, sent }
+        },
+        decide: ({ one, sent }) => ({
+          async write (db) {
+            const set = await setTeamProject(db, one, { role, sent }) ??
+              fail('limit_reached', { limit: TEAM_LIMITS.projects })
+            return { set, data: await wholeTeam(db, one.organization_id, one.team_id) }
+          },
+          events ({ set }) {
+            const restrictions = set.slices?.map(textOf).join(' ')
+            return [teamEvent('team-project.update', one.team_id, {
+              project_id, role: set.role, ...(restrictions !== undefined && { restrictions })
+            })]
+          },
+          answer: ({ data }) =>
+            ({ body: { data, ...(isInherited && inheritedWarning([levelOf(request).project])) } })
+        })
+      })
+      return changed.body
     }
   })
 
@@ -250,40 +303,45 @@ export const teams: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { id: project_id } = levelOf(request).project
-      await changeTeam(request, async (db, { id: team_id }, organization_id) => {
-        await requireRolesOf(db, principalOf(request), team_id, project_id)
-        if (!await deleteTeamProject(db, { organization_id, team_id, project_id })) fail('not_found')
-        await record(db, request, 'team-project.delete', team_id, { project_id })
+      await change(app.db, actorOf(request), {
+        async load (db) {
+          const team = await loadTeam(db, request)
+          await requireRolesOf(db, principalOf(request), team.id, project_id)
+          return team
+        },
+        decide: ({ id: team_id, organization_id }) => ({
+          async write (db) {
+            if (!await deleteTeamProject(db, { organization_id, team_id, project_id })) fail('not_found')
+          },
+          events: () => [teamEvent('team-project.delete', team_id, { project_id })],
+          answer: () => ({ status: 204, body: null })
+        })
       })
       return reply.code(204).send(null)
     }
   })
-
-  // Locks the organization, so that a team cannot get a stronger role while another request adds a member.
-  async function changeTeam<T> (
-    request: FastifyRequest, work: (db: Db, team: TeamRow, organizationId: string) => Promise<T>
-  ): Promise<T> {
-    return inOrganization(app, request, async (db, organizationId) => {
-      const { team: name } = request.params as Static<typeof TeamParams>
-      const team = await findTeam(db, organizationId, name) ?? fail('not_found')
-      await requireCurrent(db, request, team.id)
-      return work(db, team, organizationId)
-    })
-  }
 }
 
+/** The team of the request, read under the lock of the organization. Checks the preconditions of the request. */
+async function loadTeam (db: Db, request: FastifyRequest): Promise<TeamRow & { organization_id: string }> {
+  const { id: organization_id } = principalOf(request).organization
+  const { team: name } = request.params as Static<typeof TeamParams>
+  const team = await findTeam(db, organization_id, name) ?? fail('not_found')
+  await requireCurrent(db, request, team.id)
+  return { ...team, organization_id }
+}
+
+const foundTeam = async (db: Db, organizationId: string, id: string): Promise<TeamRow> =>
+  await findTeam(db, organizationId, id) ?? fail('not_found')
+
 async function wholeTeam (db: Db, organizationId: string, name: string) {
-  const team = await findTeam(db, organizationId, name) ?? fail('not_found')
-  const { type, id, attributes } = toItem(team)
+  const { type, id, attributes } = toItem(await foundTeam(db, organizationId, name))
   const members = await listTeamMembers(db, organizationId, id)
   return { type, id, attributes: { ...attributes, members, projects: await listTeamProjects(db, organizationId, id) } }
 }
 
-async function record (
-  db: Db, request: FastifyRequest, action: AuditEvent['action'], id: string, details: NonNullable<AuditEvent['details']>
-) {
-  await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
-}
+const teamEvent = (action: AuditEvent['action'], id: string, details: NonNullable<AuditEvent['details']>): AuditEvent =>
+  ({ action, resource_type: 'team', resource_id: id, details })
 
 function requireProjectRole ({ role }: SetTeamProjectBody) {
   if (role !== undefined && scopesInProject(canonicalRole(role)).size === 0) {

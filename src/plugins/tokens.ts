@@ -5,6 +5,7 @@ import {
   ApiTokenAnswer, ApiTokenList, CreateTokenBody, CreatedToken, NOT_AGAIN, RotateTokenBody, RotatedToken,
   TokenParams, UpdateTokenBody, type Restriction
 } from '../../schemas/tokens.ts'
+import { change } from '../changes/change.ts'
 import { mintApiToken, storedToken } from '../crypto/bearer.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { findSlugs, idsOf } from '../db/rows/slugs.ts'
@@ -12,10 +13,9 @@ import { requireTarget } from '../http/guard/level-lookup.ts'
 import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
-import { inOrganization } from '../http/routes/in-organization.ts'
 import type { RedactedReplay } from '../http/repeats/idempotency.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
-import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
+import { eventOf } from '../repositories/audit/audit.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import {
   areManyRestricted, createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, hasMadeInherited,
@@ -32,7 +32,7 @@ import {
 } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { inheritedWarning } from '../vault/documents/open-documents.ts'
-import { endInvitations } from '../vault/jobs/memberships.ts'
+import { deleteUngiven } from '../vault/jobs/memberships.ts'
 
 // The value of a token is never stored, not even for an `Idempotency-Key`. After a loss, the client rotates the token.
 const VALUE: RedactedReplay = {
@@ -91,28 +91,34 @@ export const tokens: Domain = async (app) => {
       const { name, restrictions = [] } = request.body
       const abilities = abilitiesOf(request.body.abilities)
       const token = mintApiToken(principal.organization.id)
-      const { api_key, warning } = await inOrganization(app, request, async (db, organization_id) => {
-        // The default is the latest expiry that the caller may set.
-        const expires_at = request.body.expires_at === undefined
-          ? principal.expires_at
-          : await parseExpiry(db, request.body.expires_at)
-        const { slices, warning } = await slicesOf(db, principal, restrictions)
-        refuseEscalation(principal, { abilities, slices, expires_at }, 'api-token:create')
-        await requireQuota(db, organization_id, principal.person?.user_id ?? null)
-        const created = await createToken(db, {
-          organization_id,
-          name,
-          ...storedToken(token),
-          abilities,
-          slices,
-          expires_at,
-          made_by: principal
+      const { body } = await change(app.db, actorOf(request), {
+        async load (db) {
+          // The default is the latest expiry that the caller may set.
+          const expires_at = request.body.expires_at === undefined
+            ? principal.expires_at
+            : await parseExpiry(db, request.body.expires_at)
+          const { slices, warning } = await slicesOf(db, principal, restrictions)
+          refuseEscalation(principal, { abilities, slices, expires_at }, 'api-token:create')
+          await requireQuota(db, principal.organization.id, principal.person?.user_id ?? null)
+          return { expires_at, slices, warning }
+        },
+        decide: ({ expires_at, slices, warning }) => ({
+          write: async (db) => createToken(db, {
+            organization_id: principal.organization.id,
+            name,
+            ...storedToken(token),
+            abilities,
+            slices,
+            expires_at,
+            made_by: principal
+          }),
+          events: ({ id }) =>
+            [eventOf('api-token.create', id, { abilities: abilities.join(' '), ...restrictionsIn(slices) })],
+          answer: (api_key) =>
+            ({ status: 201, body: { success: true as const, message: NOT_AGAIN, token, api_key, ...warning } })
         })
-        const details = { abilities: abilities.join(' '), ...restrictionsIn(slices) }
-        await recordEvent(db, actorOf(request), eventOf('api-token.create', created.id, details))
-        return { api_key: created, warning }
       })
-      return reply.code(201).send({ success: true, message: NOT_AGAIN, token, api_key, ...warning })
+      return reply.code(201).send(body)
     }
   })
 
@@ -151,26 +157,34 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const { body } = request
       const id = idOf(request)
-      return await changeLocked(request, id, async (db, token, latest) => {
-        refuseFixed(token, body)
-        const slices = await newSlices(db, token, body.restrictions)
-        const expires_at = await newExpiry(db, token, body.expires_at)
-        // A leaked token must not extend itself.
-        if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
-        const next = { ...grantOf(token), ...(expires_at !== undefined && { expires_at }) }
-        refuseEscalation(principal, next, 'api-token:update')
-        if (expires_at !== undefined) {
-          refuseBeyond(latest, expires_at)
-          // An expired token does not count towards the limit until its expiry is extended.
-          if (!token.is_live) await requireQuota(db, organization.id, token.user_id, token)
-        }
-        await requireNewName(body.name, async () => (await findToken(db, organization.id, id))?.name)
-        const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at, slices }) ?? fail('not_found')
-        const isInherited = slices !== undefined && await hasMadeInherited(db, token)
-        const members = Object.keys(body).join(' ')
-        await recordEvent(db, actorOf(request), eventOf('api-token.update', id, { members, ...restrictionsIn(slices) }))
-        return { data: changed, ...(isInherited && { warning: STILL_INHERITED }) }
+      const changed = await change(app.db, actorOf(request), {
+        async load (db) {
+          const { token, latest } = await lockForChange(db, request, id)
+          refuseFixed(token, body)
+          const slices = await newSlices(db, token, body.restrictions)
+          const expires_at = await newExpiry(db, token, body.expires_at)
+          // A leaked token must not extend itself.
+          if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
+          const next = { ...grantOf(token), ...(expires_at !== undefined && { expires_at }) }
+          refuseEscalation(principal, next, 'api-token:update')
+          if (expires_at !== undefined) {
+            refuseBeyond(latest, expires_at)
+            // An expired token does not count towards the limit until its expiry is extended.
+            if (!token.is_live) await requireQuota(db, organization.id, token.user_id, token)
+          }
+          await requireNewName(body.name, async () => (await findToken(db, organization.id, id))?.name)
+          const isInherited = slices !== undefined && await hasMadeInherited(db, token)
+          return { expires_at, slices, isInherited }
+        },
+        decide: ({ expires_at, slices, isInherited }) => ({
+          write: async (db) =>
+            await updateToken(db, organization.id, id, { name: body.name, expires_at, slices }) ?? fail('not_found'),
+          events: () =>
+            [eventOf('api-token.update', id, { members: Object.keys(body).join(' '), ...restrictionsIn(slices) })],
+          answer: (data) => ({ body: { data, ...(isInherited && { warning: STILL_INHERITED }) } })
+        })
       })
+      return changed.body
     }
   })
 
@@ -197,23 +211,31 @@ export const tokens: Domain = async (app) => {
       const id = idOf(request)
       const { overlap_seconds = 0 } = request.body
       const token = mintApiToken(organization.id)
-      const api_key = await changeLocked(request, id, async (db, locked) => {
-        refuseEscalation(principal, grantOf(locked), 'api-token:create')
-        // The rotation moves the token to the caller's grant. The previous value must end then, because the old owner
-        // may know that value.
-        if (overlap_seconds > 0 && !endsWith(principal, locked)) {
-          refuse('overlap_seconds', 'Only allowed for a token that belongs to your own grant')
-        }
-        // The rotation makes the caller the owner, so the token counts towards the caller's limit.
-        if (!endsWith(principal, locked) && locked.is_live) {
-          await requireQuota(db, organization.id, principal.person!.user_id, locked)
-        }
-        // Recorded before the rotation: recording requires that the caller's token, which may be this token, is valid.
-        await recordEvent(db, actorOf(request), eventOf('api-token.rotate', id, { overlap_seconds }))
-        const isKeyed = request.answering !== null
-        return await rotateToken(db, locked, storedToken(token), overlap_seconds, principal, isKeyed) ?? fail('not_found')
+      const { body } = await change(app.db, actorOf(request), {
+        async load (db) {
+          const { token: locked } = await lockForChange(db, request, id)
+          refuseEscalation(principal, grantOf(locked), 'api-token:create')
+          // The rotation moves the token to the caller's grant. The previous value must end then, because the old owner
+          // may know that value.
+          if (overlap_seconds > 0 && !endsWith(principal, locked)) {
+            refuse('overlap_seconds', 'Only allowed for a token that belongs to your own grant')
+          }
+          // The rotation makes the caller the owner, so the token counts towards the caller's limit.
+          if (!endsWith(principal, locked) && locked.is_live) {
+            await requireQuota(db, organization.id, principal.person!.user_id, locked)
+          }
+          return locked
+        },
+        decide: (locked) => ({
+          write: async (db) => await rotateToken(
+            db, locked, storedToken(token), overlap_seconds, principal, request.answering !== null
+          ) ?? fail('not_found'),
+          events: () => [eventOf('api-token.rotate', id, { overlap_seconds })],
+          answer: (api_key) =>
+            ({ body: { success: true as const, message: NOT_AGAIN, token, api_key, data: { token, api_key } } })
+        })
       })
-      return { success: true, message: NOT_AGAIN, token, api_key, data: { token, api_key } }
+      return body
     }
   })
 
@@ -228,31 +250,37 @@ export const tokens: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const id = idOf(request)
-      await inOrganization(app, request, async (db, organizationId) => {
-        const slices = await findSlices(db, organizationId, id)
-        requireVisible(request, slices && { id, slices })
-        // Recorded before the deletion: recording requires that the caller's token, which may be this token, is valid.
-        await recordEvent(db, actorOf(request), eventOf('api-token.delete', id))
-        await deleteTokens(db, organizationId, [id])
-        await endInvitations(db, organizationId)
+      const { id: organizationId } = principalOf(request).organization
+      await change(app.db, actorOf(request), {
+        async load (db) {
+          const slices = await findSlices(db, organizationId, id)
+          requireVisible(request, slices && { id, slices })
+        },
+        decide: () => ({
+          async write (db) {
+            await deleteTokens(db, organizationId, [id])
+            return deleteUngiven(db, organizationId)
+          },
+          events: (withdrawn) => [eventOf('api-token.delete', id), ...withdrawn],
+          answer: () => ({ status: 204, body: null })
+        })
       })
       return reply.code(204).send(null)
     }
   })
+}
 
-  // Runs `work` with the token locked; `latest` is the expiry of its grant. 404 if the token's membership or grant has
-  // ended. Lock order: membership and grant before the token, as in the transactions that end a membership or grant.
-  async function changeLocked<T> (
-    request: FastifyRequest, id: number, work: (db: Db, token: LockedToken, latest: Date | null) => Promise<T>
-  ): Promise<T> {
-    const { person } = principalOf(request)
-    return inOrganization(app, request, async (db, organizationId) => {
-      const latest = await lockTokenSupport(db, organizationId, id, person)
-      const token = requireVisible(request, await lockToken(db, organizationId, id))
-      if (latest === undefined) fail('not_found')
-      return work(db, token, latest)
-    })
-  }
+/**
+ * Locks a token; `latest` is the expiry of its grant. 404 if the token's membership or grant has ended. Lock order:
+ * membership and grant before the token, as in the transactions that end a membership or grant.
+ */
+async function lockForChange (
+  db: Db, request: FastifyRequest, id: number
+): Promise<{ token: LockedToken, latest: Date | null }> {
+  const { person, organization } = principalOf(request)
+  const latest = await lockTokenSupport(db, organization.id, id, person)
+  const token = requireVisible(request, await lockToken(db, organization.id, id))
+  return latest === undefined ? fail('not_found') : { token, latest }
 }
 
 const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? fail('not_found')

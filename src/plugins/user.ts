@@ -4,7 +4,8 @@ import { AcceptedInvitation, AcceptInvitationBody, OwnInvitationList, OwnInvitat
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer } from '../../schemas/users.ts'
 import { lockAccessToken } from '../repositories/people/oauth.ts'
-import { transaction, type Asking } from '../db/database.ts'
+import { change } from '../changes/change.ts'
+import { changeOfPerson } from '../changes/person.ts'
 import { personOf, principalOf } from '../http/routes/actor.ts'
 import { recordForPersonAlone } from '../http/guard/personal-events.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -12,6 +13,7 @@ import {
   countInvitationsTo, findInvitingOrganization, listInvitationsTo, type OwnInvitation
 } from '../repositories/people/invitations.ts'
 import { readOrganization } from '../repositories/levels/organizations.ts'
+import type { Actor } from '../repositories/audit/audit.ts'
 import { showRestrictions } from '../repositories/people/tokens.ts'
 import { listMemberships } from '../repositories/people/users.ts'
 import { fail } from '../rules/errors.ts'
@@ -108,21 +110,26 @@ export const user: Domain = async (app) => {
     handler: async (request) => {
       const { id: access_token, user: person } = request.user ?? fail('user_required')
       const id = request.params.invitation.toUpperCase()
-      const organizationId = await findInviter(request, access_token, person.email, id)
-      const { organization, role } = await transaction(app.db, async (db) => {
-        const accepted = await acceptInvitation(db, organizationId, id, person, (role) => ({
-          ...personOf(request, organizationId, person),
-          // Recording the event locks the caller's access token and new membership.
-          caller: { access_token, user_id: person.id, role },
-          answering: request.answering
-        }))
-        if (typeof accepted === 'string') return fail(REFUSALS[accepted])
-        const organization = await readOrganization(db, organizationId) ?? fail('not_found')
-        await recordForPersonAlone(db, request, person, 'member.join', { organization: organization.name })
-        return { organization, role: accepted.role }
-      }, changeOf(request, organizationId))
-      const { name, slug } = organization
-      return { data: { type: 'organizations' as const, id: organizationId, attributes: { name, slug, role } } }
+      const organizationId = await findInviter(request, access_token, person, id)
+      const actor = personOf(request, organizationId, person)
+      const { body } = await change(app.db, ofRequest(request, actor), {
+        load: async () => {},
+        decide: () => ({
+          async write (db) {
+            // Records the event with the caller, so the access token and the new membership are valid at the commit.
+            const accepted = await acceptInvitation(db, organizationId, id, person, (role) =>
+              ({ ...actor, caller: { access_token, user_id: person.id, role } }))
+            if (typeof accepted === 'string') return fail(REFUSALS[accepted])
+            const organization = await readOrganization(db, organizationId) ?? fail('not_found')
+            await recordForPersonAlone(db, request, person, 'member.join', { organization: organization.name })
+            return { organization, role: accepted.role }
+          },
+          events: () => [],
+          answer: ({ organization: { name, slug }, role }) =>
+            ({ body: { data: { type: 'organizations' as const, id: organizationId, attributes: { name, slug, role } } } })
+        })
+      })
+      return body
     }
   })
 
@@ -138,13 +145,19 @@ export const user: Domain = async (app) => {
     handler: async (request, reply) => {
       const { id: access_token, user: person } = request.user ?? fail('user_required')
       const id = request.params.invitation.toUpperCase()
-      const organizationId = await findInviter(request, access_token, person.email, id)
-      await transaction(app.db, async (db) => {
-        await lockAccessToken(db, access_token)
-        if (!await declineInvitation(db, organizationId, id, person)) fail('not_found')
-        const organization = await readOrganization(db, organizationId) ?? fail('not_found')
-        await recordForPersonAlone(db, request, person, 'invitation.decline', { organization: organization.name })
-      }, changeOf(request, organizationId))
+      const organizationId = await findInviter(request, access_token, person, id)
+      await change(app.db, ofRequest(request, personOf(request, organizationId, person)), {
+        load: async (db) => lockAccessToken(db, access_token),
+        decide: () => ({
+          async write (db) {
+            if (!await declineInvitation(db, organizationId, id, person)) fail('not_found')
+            const organization = await readOrganization(db, organizationId) ?? fail('not_found')
+            await recordForPersonAlone(db, request, person, 'invitation.decline', { organization: organization.name })
+          },
+          events: () => [],
+          answer: () => ({ status: 204, body: null })
+        })
+      })
       return reply.code(204).send(null)
     }
   })
@@ -152,20 +165,25 @@ export const user: Domain = async (app) => {
   // A revoked caller gets 401, whether or not the invitation exists. A repeat gets the first response, also if the
   // first request has accepted the invitation meanwhile.
   async function findInviter (
-    { answering, waited }: FastifyRequest, accessToken: number, email: string, id: string
+    request: FastifyRequest, accessToken: number,
+    { id: userId, email, name }: { id: number, email: string, name: string }, id: string
   ): Promise<string> {
     const organizationId = await findInvitingOrganization(app.db, email, id)
     if (organizationId !== undefined) return organizationId
-    return transaction(app.db, async (db) => {
-      await lockAccessToken(db, accessToken)
-      return fail('not_found')
-    }, { answering, waited })
+    const actor = ofRequest(request, personOf(request, '', { id: userId, name }))
+    await changeOfPerson(app.db, actor, userId, {
+      async load (db) {
+        await lockAccessToken(db, accessToken)
+        return fail('not_found')
+      },
+      decide: (never) => never
+    })
+    return fail('not_found')
   }
 }
 
-// The transaction options for a change of an organization by a user who is not a member.
-const changeOf = ({ answering, waited }: FastifyRequest, organization_id: string): Asking =>
-  ({ organization_id, answering, waited })
+// The caller is a person who is not a member of the organization.
+const ofRequest = ({ answering, waited }: FastifyRequest, person: Actor): Actor => ({ ...person, answering, waited })
 
 const REFUSALS = {
   gone: 'not_found',

@@ -7,12 +7,13 @@ import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
   RestoreToAnswer, RestoreToBody, VersionAnswer, VersionPage, VersionParams, type LevelOfHistory, type Version
 } from '../../schemas/versions.ts'
+import { change, changeDocument } from '../changes/change.ts'
+import { changeLong } from '../changes/long.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { isDryRun } from '../http/repeats/dry-run.ts'
 import { requirePrecondition } from '../http/repeats/etags.ts'
-import { afterCommit } from '../http/repeats/idempotency.ts'
 import {
-  inLevel, inProject, levelOf, locate, namesOf, requireFoundInside, requireInside, requireTarget, slicesOf
+  levelOf, locate, lockLevel, lockProjectOf, namesOf, requireFoundInside, requireInside, requireTarget, slicesOf
 } from '../http/guard/level-lookup.ts'
 import { requireConfirmation } from '../http/routes/confirmation.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
@@ -20,8 +21,8 @@ import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { sendRead } from '../http/responses/large-responses.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
 import type { Db } from '../db/database.ts'
-import { recordEvent } from '../repositories/audit/audit.ts'
 import { ownSecret, type LevelState } from '../repositories/levels/levels.ts'
+import { lockProject } from '../repositories/levels/projects.ts'
 import { purgeHistories } from '../repositories/operations/cleanup.ts'
 import {
   deleteVersion, findFullVersion, findVersion, listVersions, type FoundVersion, type FullVersion, type VersionRow
@@ -32,20 +33,17 @@ import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { counted } from '../rules/formats/words.ts'
-import { acceptRestored, notesOfRestore, type Notes } from '../vault/documents/accept.ts'
+import { acceptRestored, notesOfRestore } from '../vault/documents/accept.ts'
 import { describeKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openVersion } from '../vault/documents/documents.ts'
-import {
-  DRY_RUN_MESSAGE, dryRunAnswer, outcomeOfDryRun, planChange, plannedLevel, type PlannedChange
-} from '../vault/documents/dry-run.ts'
+import { DRY_RUN_MESSAGE, dryRunAnswer, eventOfDryRun, planChange, plannedLevel } from '../vault/documents/dry-run.ts'
 import type { Change } from '../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
 import { removeSome } from '../vault/jobs/cleanup.ts'
 import { hasNames } from '../vault/documents/open-documents.ts'
 import { eventOfReading } from '../vault/documents/read.ts'
 import { previewRestore } from '../vault/operations/restore-preview.ts'
-import { restoreTo } from '../vault/operations/restore-to.ts'
-import { writeLevel } from '../vault/documents/write.ts'
+import { restorationOf } from '../vault/operations/restore-to.ts'
 
 const RESTORE_ERRORS = [
   'version_locked', 'content_required_for_old_key', 'key_proof_mismatch', 'key_proof_reveals_key',
@@ -144,11 +142,11 @@ export const versions: Domain = async (app) => {
       const { organization } = principalOf(request)
       const storageKey = storageKeyOf(app.keyring, organization)
       const { version, secret } = versionOf(request)
-      let notes: Notes = {}
-      let planned: PlannedChange | undefined
-      const written = await writeLevel(app.db, organization, actorOf(request), {
+      const { version: restored_from } = request.params
+      const data = { type: 'secrets' as const, secret_id: secret.id, restored_from }
+      const { headers = {}, body } = await changeDocument(app.db, actorOf(request), {
         storageKey,
-        target: { secret_id: secret.id, version: version.id, include: isDryRun(request) ? 'readable' : 'storable' },
+        load: { secret_id: secret.id, version: version.id, include: isDryRun(request) ? 'readable' : 'storable' },
         bytes: request.body.content?.length ?? version.size_bytes,
         // Checks the version again, because another request may have purged it. Checks that the plan still keeps the
         // version before the key proof.
@@ -159,26 +157,31 @@ export const versions: Domain = async (app) => {
           requirePrecondition(request.headers, current?.is_stored ? etagOf(storageKey, [current]) : undefined)
           const accepted = acceptRestored(app, storageKey, state, restored, request.body)
           const { blob, revealed } = accepted
-          notes = notesOfRestore(state, accepted)
+          const notes = notesOfRestore(state, accepted)
           const record = { action: 'restore' as const, blob, restored_from: restored.version.id }
           const change: Change = { blob, record, event: 'secret.restore', revealed }
-          if (!isDryRun(request)) return change
-          planned = planChange(app.keyring, storageKey, state, change, accepted.plain?.toString())
+          if (!isDryRun(request)) {
+            return {
+              change,
+              answer: (written) => ({
+                headers: { etag: etagOf(storageKey, [written.secret]) },
+                body: { data, message: `Restored version ${restored_from} as version ${written.secret.version}.`, ...notes }
+              })
+            }
+          }
+          const planned = planChange(app.keyring, storageKey, state, change, accepted.plain?.toString())
           // With `content`, the response tells whether the document has the sent values, so the event is a read of
           // values.
-          const read = request.body.content === undefined ? 'secret.names' : 'secret.decrypt'
-          return outcomeOfDryRun(change, planned, read, { version: restored.version.id })
+          const action = request.body.content === undefined ? 'secret.names' : 'secret.decrypt'
+          return {
+            change,
+            read: eventOfDryRun(change, planned, action, { version: restored.version.id }),
+            dryRun: async () => ({ body: { data, ...dryRunAnswer(await plannedLevel(planned)), ...notes } })
+          }
         }
       })
-      if (written !== undefined) reply.header('etag', etagOf(storageKey, [written.secret]))
-      const { version: restored_from } = request.params
-      return {
-        data: { type: 'secrets' as const, secret_id: secret.id, restored_from },
-        ...(planned === undefined
-          ? { message: `Restored version ${restored_from} as version ${written!.secret.version}.` }
-          : dryRunAnswer(await plannedLevel(planned))),
-        ...notes
-      }
+      reply.headers(headers)
+      return body
     }
   })
 
@@ -203,17 +206,25 @@ export const versions: Domain = async (app) => {
       const force = request.query.force === true || request.body.force === true
       const found = versionOf(request)
       const { id, key_version } = found.version
-      await inProject(app, request, found.secret.project_id, async (db) => {
-        await requireStillInside(db, request)
-        const outcome = await deleteVersion(db, organization.id, id, force)
-        if (outcome === 'missing') fail('not_found')
-        if (outcome === 'protected') fail('version_protected')
-        await recordEvent(db, actorOf(request), {
-          action: 'version.delete',
-          resource_type: 'secret',
-          resource_id: found.secret.id,
-          details: { version: id, key_version, force },
-          growth: -outcome.bytes
+      await change(app.db, actorOf(request), {
+        async load (db) {
+          await lockProjectOf(db, request, found.secret.project_id)
+          await requireStillInside(db, request)
+        },
+        decide: () => ({
+          async write (db) {
+            const outcome = await deleteVersion(db, organization.id, id, force)
+            if (outcome === 'missing') fail('not_found')
+            return outcome === 'protected' ? fail('version_protected') : outcome
+          },
+          events: ({ bytes }) => [{
+            action: 'version.delete',
+            resource_type: 'secret',
+            resource_id: found.secret.id,
+            details: { version: id, key_version, force },
+            growth: -bytes
+          }],
+          answer: () => ({ status: 204, body: null })
         })
       })
       return reply.code(204).send(null)
@@ -242,24 +253,35 @@ export const versions: Domain = async (app) => {
       const { organization } = principalOf(request)
       const { scope = 'level' } = request.body
       if (scope === 'project') requireInside(request, { project_id: levelOf(request).project.id })
-      const purged_count = await inLevel(app, request, async (db, state) => {
-        const { project } = state
-        const secret = ownSecret(state)
-        const below = scope === 'project' ? { project_id: project.id } : secret && { secret_id: secret.id }
-        const { versions, bytes } = below === undefined
-          ? { versions: 0, bytes: 0 }
-          : await purgeHistories(db, organization.id, project.id, below)
-        await removeSome(db, organization.id)
-        const resource_id = scope === 'project' ? project.id : state.level_id
-        await recordEvent(db, actorOf(request), {
-          action: 'version.purge', resource_type: scope, resource_id, details: { purged_count: versions }, growth: -bytes
-        })
-        return versions
+      const { body } = await change(app.db, actorOf(request), {
+        load: async (db) => lockLevel(db, request),
+        decide (state) {
+          const { project } = state
+          const secret = ownSecret(state)
+          const below = scope === 'project' ? { project_id: project.id } : secret && { secret_id: secret.id }
+          return {
+            async write (db) {
+              const purged = below === undefined
+                ? { versions: 0, bytes: 0 }
+                : await purgeHistories(db, organization.id, project.id, below)
+              await removeSome(db, organization.id)
+              return purged
+            },
+            events: ({ versions, bytes }) => [{
+              action: 'version.purge',
+              resource_type: scope,
+              resource_id: scope === 'project' ? project.id : state.level_id,
+              details: { purged_count: versions },
+              growth: -bytes
+            }],
+            answer: ({ versions }) => ({
+              body: { data: { purged_count: versions }, message: `Purged ${counted(versions, 'version')}.` }
+            })
+          }
+        }
       })
-      afterCommit(request, () => app.removals.wake())
-      return {
-        data: { purged_count }, message: `Purged ${counted(purged_count, 'version')}.`
-      }
+      app.removals.wake()
+      return body
     }
   })
 
@@ -294,16 +316,26 @@ export const versions: Domain = async (app) => {
         const { answer, bytes } = await inTurn(request, async (turn) => planOfRestore(request, at, turn))
         return sendRead(reply, answer, bytes)
       }
-      const { restored, emptied, unreadable } = await restoreTo(
-        app, organization, actorOf(request), project.id, at, () => app.countEffect(request, reply)
-      )
-      return {
-        data: { type: 'projects' as const, id: project.id, at, restored, emptied },
-        message: restored + emptied === 0
-          ? 'All documents are already in this state. Nothing was changed.'
-          : `Restored ${counted(restored, 'document')}, deleted ${emptied}.`,
-        ...warningOfProject(project, unreadable)
-      }
+      const restore = restorationOf(app, organization, actorOf(request), at, () => app.countEffect(request, reply))
+      const { body } = await changeLong(app.longTransactions, actorOf(request), {
+        projectId: project.id,
+        inUse: 'conflict',
+        load: async (db) => await lockProject(db, organization.id, project) ?? fail('not_found'),
+        decide: (project) => ({
+          write: async (db, lockCounter) => restore(db, project, lockCounter),
+          events: ({ event }) => [event],
+          answer: ({ restored, emptied, unreadable }) => ({
+            body: {
+              data: { type: 'projects' as const, id: project.id, at, restored, emptied },
+              message: restored + emptied === 0
+                ? 'All documents are already in this state. Nothing was changed.'
+                : `Restored ${counted(restored, 'document')}, deleted ${emptied}.`,
+              ...warningOfProject(project, unreadable)
+            }
+          })
+        })
+      })
+      return body
     }
   })
 

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 15 s
 import t from 'tap'
 import { isScopeOfProject, SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { TEAM_LIMITS, type TeamRestriction } from '../../schemas/teams.ts'

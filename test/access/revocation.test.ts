@@ -1,4 +1,4 @@
-// runs: one database; 11 s
+// runs: one database; 60 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { once } from 'node:events'
 import { request as httpRequest } from 'node:http'

@@ -1,4 +1,4 @@
-// runs: one database; 25 s
+// runs: one database; 30 s
 import { createHash } from 'node:crypto'
 import { crc32 } from 'node:zlib'
 import type { FastifyRequest } from 'fastify'

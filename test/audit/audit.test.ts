@@ -3,7 +3,7 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { systemOf } from '../../src/repositories/audit/audit.ts'
-import { createReadRecorder } from '../../src/vault/documents/write.ts'
+import { createReadRecorder } from '../../src/changes/change.ts'
 import { makeLevel, ON_CITUS, startApp, type Caller } from '../helpers/app.ts'
 
 // The audit events of reads. contract.test.ts checks that each operation records its declared events.

@@ -1,4 +1,4 @@
-// runs: one database; 15 s
+// runs: one database; 25 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 40 s
 import t from 'tap'
 import { getTableColumns, getTableName, is, sql } from 'drizzle-orm'
 import { PgTable, type PgColumn } from 'drizzle-orm/pg-core'

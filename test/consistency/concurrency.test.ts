@@ -1,4 +1,4 @@
-// runs: one database; 11 s
+// runs: one database; 25 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { setTimeout as pause } from 'node:timers/promises'
 import { sql, type SQL } from 'drizzle-orm'

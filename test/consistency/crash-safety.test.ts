@@ -1,4 +1,4 @@
-// runs: one database; 15 s
+// runs: one database; 270 s
 import { cpSync, mkdirSync, rmSync } from 'node:fs'
 import type { KeyObject } from 'node:crypto'
 import { join } from 'node:path'
@@ -16,7 +16,7 @@ import { openBlob, sealBlob } from '../../src/crypto/blob.ts'
 import { deriveDataKey, makeProof } from '../../src/crypto/key-proof.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../../src/crypto/keyring.ts'
 import { connect, type Database } from '../../src/db/database.ts'
-import { createReadRecorder } from '../../src/vault/documents/write.ts'
+import { createReadRecorder } from '../../src/changes/change.ts'
 import { listReEncryptions } from '../../src/repositories/secrets/re-encryption.ts'
 import { openCurrent, openVersion } from '../../src/vault/documents/documents.ts'
 import {

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 490 s
 import type { AddressInfo } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'

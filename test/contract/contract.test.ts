@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 20 s
 import type { TSchema } from '@sinclair/typebox'
 import { getTableColumns, is } from 'drizzle-orm'
 import { PgTable } from 'drizzle-orm/pg-core'

@@ -1,4 +1,4 @@
-// runs: no database; 50 s
+// runs: no database; 180 s
 import { type ChildProcess, spawn } from 'node:child_process'
 import { EventEmitter, once } from 'node:events'
 import fs from 'node:fs'

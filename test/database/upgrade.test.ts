@@ -1,4 +1,4 @@
-// runs: PostgreSQL
+// runs: PostgreSQL; 15 s
 import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t, { type Test } from 'tap'

@@ -1,4 +1,4 @@
-// runs: no database; 4 s
+// runs: no database; 25 s
 import { isDeepStrictEqual } from 'node:util'
 import t from 'tap'
 import { parse as parseYaml } from 'yaml'

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 45 s
 import { once } from 'node:events'
 import { readFileSync, writeFileSync } from 'node:fs'
 import { createServer, type AddressInfo } from 'node:net'

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 40 s
 import { createHook } from 'node:async_hooks'
 import t, { type Test } from 'tap'
 import { openBlob, sealBlob } from '../../src/crypto/blob.ts'

@@ -1,4 +1,4 @@
-// runs: one database; 15 s
+// runs: one database; 30 s
 import Fastify, { type FastifyInstance } from 'fastify'
 import { once } from 'node:events'
 import { get } from 'node:http'

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 15 s
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { existsSync, readFileSync, statSync, writeFileSync } from 'node:fs'

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 25 s
 import { sql } from 'drizzle-orm'
 import t from 'tap'
 import { hashToken, mintCredential } from '../../src/crypto/bearer.ts'

@@ -1,4 +1,4 @@
-// runs: PostgreSQL
+// runs: PostgreSQL; 20 s
 import { readFileSync } from 'node:fs'
 import postgres from 'postgres'
 import t from 'tap'

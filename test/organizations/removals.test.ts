@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 25 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { join } from 'node:path'
 import { sql } from 'drizzle-orm'

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 15 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Argon2id } from 'oslo/password'

@@ -16,7 +16,7 @@ interface Floor {
 
 const UP_TO_DB = ['schemas', 'src/config.ts', 'src/telemetry', 'src/rules', 'src/crypto', 'src/db']
 const UP_TO_REPOSITORIES = [...UP_TO_DB, 'src/repositories']
-const UP_TO_HTTP = [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/http', 'src/billing']
+const UP_TO_HTTP = [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/changes', 'src/http', 'src/billing']
 const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
 
 /** The allowed imports, from the lowest layer to the highest. Every source file must be in one of these places. */
@@ -37,6 +37,8 @@ const FLOORS: Record<string, Floor> = {
   },
   'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
+  // Begins the transactions that change data.
+  'src/changes': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['type node:crypto'] },
   'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['ulidx'] },
   'src/http': {
     house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault/jobs/memberships.ts', 'src/version.ts'],
@@ -133,6 +135,37 @@ function wallBreaches (path: string, source: string): string[] {
   })
 }
 
+// Commands have functions of these names for other purposes.
+const ROAD = /^(?:change|changeLong|changeLongIf|changeOfPerson)$/
+
+/** The functions that are members of object literals, by name. */
+function functionsNamed (node: ts.Node, name: RegExp): (ts.MethodDeclaration | ts.ArrowFunction)[] {
+  const found: (ts.MethodDeclaration | ts.ArrowFunction)[] = []
+  walk(node, (inner) => {
+    if (ts.isMethodDeclaration(inner) && name.test(inner.name.getText())) found.push(inner)
+    if (ts.isPropertyAssignment(inner) && name.test(inner.name.getText()) && ts.isArrowFunction(inner.initializer)) {
+      found.push(inner.initializer)
+    }
+  })
+  return found
+}
+
+// `decide` returns everything: a variable of an outer scope would keep the value of a transaction that was undone.
+function decideBreaches (path: string, source: string): string[] {
+  return functionsNamed(parse(path, source), /^decide$/).flatMap((decide) => {
+    const own = new Set<string>()
+    const set: string[] = []
+    walk(decide, (node) => {
+      const isDeclared = ts.isVariableDeclaration(node) || ts.isParameter(node) || ts.isBindingElement(node)
+      if (isDeclared && ts.isIdentifier(node.name)) own.add(node.name.text)
+      const isAssignment = ts.isBinaryExpression(node) && node.operatorToken.kind >= ts.SyntaxKind.FirstAssignment &&
+        node.operatorToken.kind <= ts.SyntaxKind.LastAssignment
+      if (isAssignment && ts.isIdentifier(node.left)) set.push(node.left.text)
+    })
+    return set.filter((name) => !own.has(name)).map((name) => `${path} sets ${name}, which is outside of decide`)
+  })
+}
+
 // Inside a transaction, `db` is the transaction. Code that uses the outer handle reads and writes outside of the
 // transaction.
 function transactionBreaches (path: string, source: string): string[] {
@@ -147,9 +180,16 @@ function transactionBreaches (path: string, source: string): string[] {
     if (expression.getText() === 'transaction' && /^src\/(?:plugins|http)\//.test(path) && node.arguments.length < 3) {
       breaches.push(`${path} begins a transaction without its request, which has one deadline`)
     }
-    if (!ts.isIdentifier(expression) || !/^(?:transaction|inOrganization|inProject|inLevel)$/.test(expression.text)) return
-    for (const callback of node.arguments.filter((argument) =>
-      ts.isArrowFunction(argument) || ts.isFunctionExpression(argument))) {
+    if (expression.getText() === 'transaction' && path.startsWith('src/http/')) {
+      breaches.push(`${path} begins a transaction, which is for src/changes`)
+    }
+    if (!ts.isIdentifier(expression)) return
+    const isOfRoad = ROAD.test(expression.text) && path.startsWith('src/plugins/')
+    if (expression.text !== 'transaction' && !isOfRoad) return
+    const own = node.arguments.filter((argument) => ts.isArrowFunction(argument) || ts.isFunctionExpression(argument))
+    for (const callback of [...own, ...functionsNamed(node, /^(?:load|write)$/)]) {
+      const isWithoutHandle = callback.parameters.length === 0 && !own.includes(callback as never)
+      if (callback.body === undefined || isWithoutHandle) continue
       if (callback.parameters[0]?.name.getText() !== 'db') {
         breaches.push(`${path} does not call the handle of its transaction db`)
       }
@@ -250,8 +290,9 @@ t.test('the folders of a layer do not import each other in a circle', async (t) 
   t.strictSame(circles(imports), [])
 })
 
-t.test('inside a transaction the outer handle is not used', async (t) => {
+t.test('inside a transaction the outer handle is not used, and decide sets no outer variable', async (t) => {
   t.strictSame(breachesOf(transactionBreaches), [])
+  t.strictSame(breachesOf(decideBreaches), [])
 })
 
 t.test('only the command line reads the environment, and ends the process', async (t) => {
@@ -304,12 +345,18 @@ t.test('the checker reports a breach of each kind', async (t) => {
     'transaction(app.db, async (db) => { await find(app.reads) }, request)',
     'transaction(app.db, async (tx) => { await find(tx) }, request)',
     'transaction(app.db, async (db) => { await find(db) })',
+    'change(app.db, actor, { load: async (db) => find(app.reads) })',
+    'change(app.db, actor, { decide: () => ({ async write (tx) { await create(tx) } }) })',
     'app.db.transaction(async (db) => find(db))'
   ]
   for (const source of transactions) t.equal(transactionBreaches('src/plugins/x.ts', source).length, 1, source)
   t.strictSame(
     transactionBreaches('src/plugins/x.ts', 'await transaction(app.db, async (db) => find(db), request); await find(app.db)'), []
   )
+
+  t.strictSame(transactionBreaches('src/http/x.ts', 'await transaction(app.db, async (db) => find(db), request)').length, 1)
+  t.equal(decideBreaches('src/plugins/x.ts', 'let a; change(db, actor, { decide () { a = 1; return a } })').length, 1)
+  t.strictSame(decideBreaches('src/plugins/x.ts', 'change(db, actor, { decide () { let a; a = 1; return a } })'), [])
 
   t.equal(processBreaches('src/http/observability/log.ts', 'process.exit(1)').length, 1)
   t.equal(processBreaches('src/http/observability/log.ts', 'const { env } = process; const home = process.env.HOME').length, 1)

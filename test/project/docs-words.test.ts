@@ -180,7 +180,7 @@ t.test('the limits and defaults that pages name are those of the code', async (t
       `tries a command ${inWords(constant('src/commands/common/key-provider.ts', 'MAX_ATTEMPTS'))} times`
     ],
     'docs/operations/limits.md': [
-      `${number(constant('src/http/repeats/idempotency.ts', 'MAX_RESPONSES'))} at once`,
+      `${number(constant('src/repositories/operations/idempotency.ts', 'MAX_RESPONSES'))} at once`,
       `more than ${number(MAX_LEVELS_OF_SHORT_DELETION)} levels`
     ],
     'docs/operations/monitor.md': [`beyond ${constant('src/http/observability/log.ts', 'MAX_UNREAD_BYTES') / MIB} MiB`],

@@ -1,4 +1,4 @@
-// runs: one database; 70 s
+// runs: one database; 120 s
 import { equal } from 'node:assert/strict'
 import { execFileSync, spawn } from 'node:child_process'
 import { once } from 'node:events'

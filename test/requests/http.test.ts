@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 25 s
 import { once } from 'node:events'
 import { connect, type AddressInfo } from 'node:net'
 import { setImmediate as nextTurn } from 'node:timers/promises'

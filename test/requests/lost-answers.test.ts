@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 25 s
 import { once } from 'node:events'
 import { request, type IncomingMessage } from 'node:http'
 import { connect, createServer, type AddressInfo, type Socket } from 'node:net'

@@ -13,26 +13,11 @@ const ATTEMPTS = 4
 // Milliseconds before a change with a locked row is retried.
 const PAUSE = 20
 
-/** Stores the response of a request with an `Idempotency-Key`, in the transaction of the change. */
-export interface Answering {
-  /** Runs first in the transaction. Throws when the request was answered before. */
-  begin (db: Db): Promise<void>
-  /** Whether both requests have the same caller and the same key. */
-  repeats (other: Answering | null | undefined): boolean
-  /** Runs last: waits for the response and stores it. An error rolls back the transaction. */
-  keep (db: Db): Promise<void>
-  /** Whether the transaction that stores the response has begun. */
-  hasBegun: boolean
-  /** Settles with the transaction; undefined before it begins. */
-  settled: Promise<unknown> | undefined
-}
-
 /** Options of a transaction. An `Actor` has the same properties, so it can be passed. */
 export interface Asking {
   organization_id?: string | undefined
   /** The credential of the request, which must be valid when the change commits. */
   caller?: Caller | null | undefined
-  answering?: Answering | null | undefined
   /** Milliseconds that the request has already waited for the database. */
   waited?: number | undefined
   /** The size of the change in bytes, for the limits of the queue. */
@@ -44,8 +29,7 @@ export interface Asking {
  * the organization's row in `organization_counters`, so no other change of the organization commits while `fn` runs.
  * Long operations omit `organization_id` and lock that row last.
  *
- * With `answering`, returns the result before the commit; the transaction then waits for the response and stores it.
- * Send the response after `answering.settled`. One deadline covers the time `waited`, the queue and all attempts.
+ * One deadline covers the time `waited`, the queue and all attempts.
  *
  * Throws CallerEnded if the credential is no longer valid, and DatabaseUnavailable after the deadline. Errors contain
  * no values of statements, so they may be logged.
@@ -55,7 +39,7 @@ export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>, asking
   const began = waitNow() - waited
   const until = began + DEADLINE
   const attempt = () => new Promise<T>((resolve, reject) => {
-    const run = () => spending(waitNow() - began, () => begin(db, fn, asking, resolve))
+    const run = async () => { resolve(await spending(waitNow() - began, () => begin(db, fn, asking))) }
     if (organization_id === undefined) run().catch(reject)
     else queueOf(db).join({ organizationId: organization_id, until, bytes, isApart: true, run, reject })
   })
@@ -94,33 +78,21 @@ export async function pauseUntil (until: number): Promise<void> {
   await pauseFor(PAUSE)
 }
 
-// Resolves at the end of the transaction. Calls `resolve` with the result; with `answering`, before the commit.
 async function begin<T> (
-  db: Db, fn: (db: Db) => Promise<T>, { organization_id, answering, caller }: Asking, resolve: (result: T) => void
-): Promise<void> {
+  db: Db, fn: (db: Db) => Promise<T>, { organization_id, caller }: Asking
+): Promise<T> {
   let counter: Counter | undefined
-  const over = db.transaction(async (tx) => {
+  const result = await db.transaction(async (tx) => {
     setAuthority(tx, findAuthority(db))
-    let result: T
     try {
       if (organization_id !== undefined) await openChange(tx, { organization_id, caller })
-      await answering?.begin(tx)
-      result = await fn(tx)
+      return await fn(tx)
     } catch (error) {
       throw counterOf(tx) !== undefined && isLockTimeout(error) ? new RowLocked() : error
+    } finally {
+      counter = counterOf(tx)
     }
-    counter = counterOf(tx)
-    if (answering == null) return result
-    resolve(result)
-    await answering.keep(tx)
-    return result
-  }).then((result) => {
-    if (counter !== undefined) rememberEnds(db, [counter])
-    return result
   })
-  if (answering != null) {
-    answering.settled = over.catch((error: unknown) => { throw databaseError(error) })
-    answering.settled.catch(() => {})
-  }
-  resolve(await over)
+  if (counter !== undefined) rememberEnds(db, [counter])
+  return result
 }

@@ -24,8 +24,8 @@ function inOneStatement (lists: Changes['lists'], changes: readonly Named[]): SQ
 /**
  * Creates a function that changes rows of several tables. On PostgreSQL, all changes are in one statement with a `WITH`
  * clause. On Citus, each change is a statement, because Citus does not execute an INSERT in a `WITH` clause on the node
- * of the organization; these statements are sent together. The statements are prepared (`executeChanges` does not
- * prepare). The function returns the number of rows that the last change affected.
+ * of the organization; these statements are sent together. The statements are prepared. The function returns the number
+ * of rows that the last change affected.
  *
  * Call the function in a transaction, so that the statements on Citus commit together. No change may read what another
  * change writes: on PostgreSQL all changes see the same snapshot, but on Citus a change sees the earlier changes.
@@ -50,13 +50,4 @@ export function preparedChanges<A extends object> (name: string, build: ($: Valu
       : await together(db, values)
     return rows as unknown as { count: number }
   }
-}
-
-/** Like `preparedChanges`, but not prepared: the values are in the SQL. */
-export async function executeChanges (
-  db: Db, lists: Changes['lists'], build: Changes['changes']
-): Promise<void> {
-  const changes = build(sources(lists))
-  if (engineOf(db) !== 'citus') await db.execute(inOneStatement(lists, changes))
-  else for (const [, change] of changes) await db.execute(change)
 }

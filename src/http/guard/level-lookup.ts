@@ -2,11 +2,11 @@ import type { FastifyContextConfig, FastifyInstance, FastifyRequest } from 'fast
 import { LRUCache } from 'lru-cache'
 import { requireRules } from '../bodies/faults.ts'
 import type { Rule } from '../routes/types.ts'
-import { actorOf, principalOf } from '../routes/actor.ts'
+import { principalOf } from '../routes/actor.ts'
 import { requireCurrent } from '../repeats/etags.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
-import { transaction, type Db } from '../../db/database.ts'
+import type { Db } from '../../db/database.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
 import { findLevel, placeOf, type Include, type LevelState } from '../../repositories/levels/levels.ts'
 import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
@@ -36,8 +36,8 @@ declare module 'fastify' {
      */
     filtersLevels?: true
     /**
-     * The handler calls `writeLevel`, which looks up the level under the lock of the organization. The level is looked
-     * up before the handler only for requests that need team roles or have an `Idempotency-Key`.
+     * The handler calls `changeDocument`, which looks up the level under the lock of the organization. The level is
+     * looked up before the handler only for requests that need team roles or have an `Idempotency-Key`.
      */
     isFoundByWrite?: true
     /** What to load with the level: documents, their content, the active key. Default: `place`, the level alone. */
@@ -304,38 +304,23 @@ export async function requireFoundInside (app: FastifyInstance, request: Fastify
 }
 
 /**
- * Runs a change in a transaction that locks the project against writes, rotations and deletions. 404 if the project no
- * longer exists, 412 if a precondition of the request fails.
+ * Locks a project of the request against writes, rotations and deletions. 404 if the project no longer exists, 412 if a
+ * precondition of the request fails.
  */
-export async function inProject<T> (
-  app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>,
-  run: RunInProject = inTransaction(app, request)
-): Promise<T> {
-  return run(projectId, async (db, project) => {
-    await requireCurrent(db, request, project.id)
-    return change(db, project)
-  })
-}
-
-/** Runs a change in a transaction that has locked the project. */
-type RunInProject = <T>(projectId: string, change: (db: Db, project: KeyState) => Promise<T>) => Promise<T>
-
-const inTransaction = (app: FastifyInstance, request: FastifyRequest): RunInProject => (projectId, change) => {
+export async function lockProjectOf (db: Db, request: FastifyRequest, projectId: string): Promise<KeyState> {
   const { id } = principalOf(request).organization
-  return transaction(app.db, async (db) =>
-    change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found')), actorOf(request))
+  const project = await lockProject(db, id, { id: projectId }) ?? fail('not_found')
+  await requireCurrent(db, request, project.id)
+  return project
 }
 
-/** Like `inProject`, with the level of the request, read again under the lock. */
-export async function inLevel<T> (
-  app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>,
-  run: RunInProject = inTransaction(app, request)
-): Promise<T> {
-  return run(levelOf(request).project.id, async (db, project) => {
-    const level = await find(db, request)
-    // Since the first look-up, the slug may have passed to another project, which this transaction has not locked.
-    if (level.project.id !== project.id) fail('not_found')
-    await requireCurrent(db, request, level.level_id)
-    return change(db, level)
-  })
+/** Like `lockProjectOf`, with the level of the request, which is read again under the lock. */
+export async function lockLevel (db: Db, request: FastifyRequest): Promise<LevelState> {
+  const { id } = principalOf(request).organization
+  const project = await lockProject(db, id, { id: levelOf(request).project.id }) ?? fail('not_found')
+  const level = await find(db, request)
+  // Since the first look-up, the slug may have passed to another project, which this transaction has not locked.
+  if (level.project.id !== project.id) fail('not_found')
+  await requireCurrent(db, request, level.level_id)
+  return level
 }

@@ -80,8 +80,8 @@ const UNCONDITIONAL: Rule = {
   }
 }
 
-// The hash needs no key, because the ETag is sent only together with the resource.
-const tagOf = (item: object) => `"${sha256(JSON.stringify(item)).subarray(0, 16).toString('base64url')}"`
+/** The ETag of the `data` of a response. The hash needs no key, because the ETag is sent only with the resource. */
+export const tagOf = (item: object) => `"${sha256(JSON.stringify(item)).subarray(0, 16).toString('base64url')}"`
 
 /**
  * Ends the request with 412 if a precondition fails. Call this function while the resource is locked, so that of

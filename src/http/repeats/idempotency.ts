@@ -4,19 +4,20 @@ import { Patterned } from '../../../schemas/shapes.ts'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { sameBytes, sha256 } from '../../crypto/primitives.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
-import { lookupHash, transaction, type Answering, type Db } from '../../db/database.ts'
-import { recordEvent, type AuditEvent } from '../../repositories/audit/audit.ts'
+import { lookupHash, type Db } from '../../db/database.ts'
+import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import {
-  areAnswersFull, createAnswer, findAnswer, findAnswerOfPerson, type AnswerSeal, type KeptIn, type KeyOwner
+  findAnswerOfPerson, findAnswers, MAX_RESPONSES, type Answer, type AnswerSeal, type KeptIn, type KeyOwner,
+  type Repeatable, type StoredResponse
 } from '../../repositories/operations/idempotency.ts'
 import { findStorageKey } from '../../repositories/levels/organizations.ts'
-import { lockUser } from '../../repositories/people/users.ts'
 import { changedNumbers, valuesAsSpelled } from '../../rules/documents/json-tree.ts'
 import { fail } from '../../rules/errors.ts'
 import { actorOf } from '../routes/actor.ts'
 import { hooksOf, takeHeaders } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 import { isDryRun } from './dry-run.ts'
+import { tagOf } from './etags.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -42,9 +43,6 @@ export interface RedactedReplay {
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
-/** Maximum number of stored responses per API token, or per user in an organization. */
-const MAX_RESPONSES = 20_000
-
 const KEY_RULE = '1 to 255 visible ASCII characters, such as 01JQZ6V9T4M8N2K7R5W3X1Y0BC'
 const HEADER = Type.Optional(Patterned('^[\\x21-\\x7e]+$', KEY_RULE, {
   minLength: 1,
@@ -55,6 +53,10 @@ const HEADER = Type.Optional(Patterned('^[\\x21-\\x7e]+$', KEY_RULE, {
 }))
 
 const STORED_HEADERS = ['etag', 'warning']
+
+const headersOf = (reply: FastifyReply): Record<string, string> => Object.fromEntries(
+  STORED_HEADERS.filter((name) => reply.hasHeader(name)).map((name) => [name, String(reply.getHeader(name))])
+)
 
 /**
  * Implements and documents `Idempotency-Key` on every `repeatable` route: a repeated request gets the first response
@@ -82,15 +84,11 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
       if (request.headers['idempotency-key'] === undefined || isDryRun(request)) done()
       else findOrBegin(request, reply).then((isAnswered) => { if (!isAnswered) done() }, done)
     }]
-    route.onSend = [...hooksOf(route.onSend), (request, reply, payload, done) => {
-      if (request.answering === null) done(null, payload)
-      else request.answering.answer(reply, payload).then(() => done(null, payload), done)
-    }]
   })
 
   // True if the response was replayed.
   async function findOrBegin (request: FastifyRequest, reply: FastifyReply): Promise<boolean> {
-    const answering = new StoredOnce(seal, request, await askedBy(app.db, request))
+    const answering = new StoredOnce(seal, request, reply, await askedBy(app.db, request))
     const known = await waitFor(request, answering.find(app.reads))
     if (known === undefined) request.answering = answering
     else await replay(app, request, reply, known)
@@ -109,137 +107,90 @@ export class Repeated extends Error {
   }
 }
 
-/** Rolls back the transaction of a failed request. */
-class Refused extends Error {
-  override readonly name = 'Refused'
-}
+/** A stored response. `headers` are those of `STORED_HEADERS`. */
+interface Known { status: number, headers: Record<string, string>, body: string | null, kept?: object }
+interface Asked { readonly owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn | undefined, readonly mac: Buffer }
 
-interface Known { status: number, headers: Record<string, string>, body: string | null, kept: object | undefined }
-interface Asked { owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn | undefined, mac: Buffer }
-
-/** Stores the response in the transaction of the change. The response is sent after the commit. */
-export class StoredOnce implements Answering {
-  hasBegun = false
-  settled: Promise<void> | undefined
+/** A request with an `Idempotency-Key`, whose response is stored in the transaction of the change. */
+export class StoredOnce implements Repeatable {
+  isFirst = false
   readonly #seal: AnswerSeal
   readonly #request: FastifyRequest
+  readonly #reply: FastifyReply
   readonly #asked: Asked
-  readonly #answer: Promise<Known>
-  #settle: { resolve: (answer: Known) => void, reject: (error: Error) => void } | undefined
-  #isKeeping = false
-  #outcome: 'committed' | 'undone' | undefined
-  readonly #afterwards: { work: () => void, undone: (() => void) | undefined }[] = []
 
-  constructor (seal: AnswerSeal, request: FastifyRequest, asked: Asked) {
+  constructor (seal: AnswerSeal, request: FastifyRequest, reply: FastifyReply, asked: Asked) {
     this.#seal = seal
     this.#request = request
+    this.#reply = reply
     this.#asked = asked
-    this.#answer = new Promise((resolve, reject) => { this.#settle = { resolve, reject } })
-    // Avoids an unhandled rejection if no transaction waits for the response.
-    this.#answer.catch(() => {})
   }
 
   /** Finds the stored response. Ends the request with 422 if the key was used for another request. */
   async find (db: Db): Promise<Known | undefined> {
-    const { organization, owner, mac } = this.#asked
-    const found = organization === undefined
-      ? await findAnswerOfPerson(db, this.#request.user!.user.id, owner)
-      : { organization, kept: await findAnswer(db, { organization_id: organization.id, ...owner }) }
-    if (found?.kept === undefined) return undefined
-    const { kept } = found
-    if (!sameBytes(mac, kept.request)) fail('idempotency_key_reused')
-    const text = this.#seal.open(found.organization, { organization_id: found.organization.id, ...owner, ...kept })
-    return { status: kept.status, ...JSON.parse(text) as Omit<Known, 'status'> }
+    const { organization, owner } = this.#asked
+    if (organization === undefined) {
+      const found = await findAnswerOfPerson(db, this.#request.user!.user.id, owner)
+      return found && this.#open(found.organization, found.kept)
+    }
+    const [stored] = await findAnswers(db, [this.ownerIn(organization.id)])
+    return stored && this.#open(organization, stored)
   }
 
-  async begin (db: Db) {
-    if (this.#isKeeping) throw new Error('a repeatable request must have only one transaction')
-    this.hasBegun = true
-    const { organization, owner } = this.#asked
-    // Requests with one key run one after the other. In an organization, `transaction` has locked the organization.
-    if (organization === undefined) await lockUser(db, this.#request.user!.user.id)
+  async requireFirst (db: Db) {
     // Another request with this key may have committed since `findOrBegin`.
     const known = await this.find(db)
     if (known !== undefined) throw new Repeated(known)
-    if (organization !== undefined && await areAnswersFull(db, organization.id, owner.principal, MAX_RESPONSES)) {
-      fail('limit_reached', { limit: MAX_RESPONSES })
-    }
+    this.isFirst = true
   }
 
-  async keep (db: Db) {
-    this.#isKeeping = true
-    const { status, ...answer } = await this.#answer
-    const { organization = await madeBy(db, answer.body), owner, mac } = this.#asked
-    const { redactedReplay } = this.#request.routeOptions.config
-    const text = JSON.stringify(redactedReplay === undefined
-      ? answer
-      : { ...answer, body: null, kept: redactedReplay.keep(JSON.parse(answer.body!) as never) })
-    const row = { organization_id: organization.id, ...owner, request: mac, status }
-    if (!await createAnswer(db, row, { ...row, sealed: this.#seal.seal(organization, row, text) })) fail('conflict')
+  ownerIn (organization_id: string): KeyOwner {
+    return { organization_id, ...this.#asked.owner }
   }
 
-  repeats (other: Answering | null | undefined): boolean {
+  async prepare (db: Db, id: string) {
+    this.#asked.organization ??= { id, storage_key: (await findStorageKey(db, id))! }
+  }
+
+  repeated (stored: StoredResponse): Repeated {
+    return new Repeated(this.#open(this.#organization, stored))
+  }
+
+  seal ({ status = 200, headers = {}, body }: Answer): StoredResponse {
+    const { mac, owner } = this.#asked
+    const { redactedReplay, etag } = this.#request.routeOptions.config
+    const organization = this.#organization
+    const text = body === null
+      ? null
+      : this.#reply.serializeInput(body as Record<string, unknown>, String(status)) as string
+    const sent = { ...headersOf(this.#reply), ...etag && { etag: tagOf((body as { data: object }).data) }, ...headers }
+    const kept = JSON.stringify(redactedReplay === undefined
+      ? { headers: sent, body: text }
+      : { headers: sent, body: null, kept: redactedReplay.keep(JSON.parse(text!) as never) })
+    const row = { request: mac, status }
+    const sealed = this.#seal.seal(organization, { organization_id: organization.id, ...owner, ...row }, kept)
+    return { ...row, sealed }
+  }
+
+  repeats (other: Repeatable | null | undefined): boolean {
     if (!(other instanceof StoredOnce)) return false
     const [own, others] = [this.#asked, other.#asked]
     return own.organization?.id === others.organization?.id && own.owner.principal === others.owner.principal &&
       own.owner.key === others.owner.key
   }
 
-  afterwards (work: () => void, undone?: () => void) {
-    if (this.#outcome === undefined) this.#afterwards.push({ work, undone })
-    else if (this.#outcome === 'committed') work()
-    else undone?.()
+  get #organization (): KeptIn {
+    const { organization } = this.#asked
+    if (organization === undefined) throw new Error('the organization of the response is unknown')
+    return organization
   }
 
-  /** Call this before the response is sent. Waits until the response is stored; throws after a rollback. */
-  async answer (reply: FastifyReply, payload: unknown) {
-    const settle = this.#settle
-    this.#settle = undefined
-    // This is the second call: the first response could not be stored, and an error response replaces it.
-    if (settle === undefined) return
-    if (reply.statusCode >= 400) {
-      settle.reject(new Refused())
-      // If a transaction waits for the response, wait until this transaction is rolled back.
-      if (this.#isKeeping) await this.settled?.catch(() => this.#undone())
-      return
-    }
-    // The request had no transaction, so there is nothing to store.
-    if (!this.#isKeeping) return
-    const sent = STORED_HEADERS.filter((name) => reply.hasHeader(name))
-    const headers = Object.fromEntries(sent.map((name) => [name, String(reply.getHeader(name))]))
-    const body = typeof payload === 'string' && payload !== '' ? payload : null
-    settle.resolve({ status: reply.statusCode, headers, body, kept: undefined })
-    try {
-      await this.settled
-    } catch (error) {
-      this.#undone()
-      for (const name of STORED_HEADERS) reply.removeHeader(name)
-      throw error
-    }
-    this.#outcome = 'committed'
-    for (const { work } of this.#afterwards) work()
+  #open (organization: KeptIn, stored: StoredResponse): Known {
+    const { owner, mac } = this.#asked
+    if (!sameBytes(mac, stored.request)) fail('idempotency_key_reused')
+    const text = this.#seal.open(organization, { organization_id: organization.id, ...owner, ...stored })
+    return { status: stored.status, ...JSON.parse(text) as Omit<Known, 'status'> }
   }
-
-  #undone () {
-    this.#outcome = 'undone'
-    for (const { undone } of this.#afterwards) undone?.()
-  }
-}
-
-/**
- * Without an `Idempotency-Key`, runs `work` at once, because the change has committed. With an `Idempotency-Key`, runs
- * `work` after the transaction that stores the response has committed, before the response is sent. If that transaction
- * was rolled back, runs `undone` instead.
- */
-export function afterCommit ({ answering }: FastifyRequest, work: () => void, undone?: () => void) {
-  if (answering === null) work()
-  else answering.afterwards(work, undone)
-}
-
-// A request outside of an organization creates an organization. The response is stored in this new organization.
-async function madeBy (db: Db, body: string | null): Promise<KeptIn> {
-  const { data: { id } } = JSON.parse(body!) as { data: { id: string } }
-  return { id, storage_key: (await findStorageKey(db, id))! }
 }
 
 // The key and the request are stored as keyed hashes, so that guesses cannot be verified with the database alone.
@@ -303,20 +254,4 @@ async function withSecret (app: FastifyInstance, request: FastifyRequest, kept: 
   const { answer, event } = await request.routeOptions.config.redactedReplay!.give(app, request, kept as never)
   await app.recordRead(actorOf(request), event)
   return JSON.stringify(answer)
-}
-
-export interface Change { status: number, body: object | null, events: AuditEvent[] }
-
-/** In one transaction, counts `limitOfEffect`, runs the change and records its events. Then sends the response. */
-export async function changeOnce (
-  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, change: (db: Db) => Promise<Change>
-): Promise<FastifyReply> {
-  const { limitOfEffect } = request.routeOptions.config
-  const made = await transaction(app.db, async (db) => {
-    if (limitOfEffect !== undefined) await app.countEffect(request, reply)
-    const made = await change(db)
-    await recordEvent(db, actorOf(request), ...made.events)
-    return made
-  }, actorOf(request))
-  return reply.code(made.status).send(made.body)
 }

@@ -5,7 +5,6 @@ import { MasterKeyMissing } from '../../crypto/keyring.ts'
 import { WorkOverloaded } from '../../crypto/bounded.ts'
 import { CallerEnded, OrganizationInactive } from '../../db/callers/caller.ts'
 import { DatabaseUnavailable, databaseError, TamperedRow } from '../../db/database.ts'
-import { recordAlone } from '../../repositories/audit/audit.ts'
 import { ApiError } from '../../rules/errors.ts'
 import { HiddenResource } from '../guard/level-lookup.ts'
 import { missingPart } from '../guard/missing-part.ts'
@@ -126,7 +125,7 @@ async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
   if (request.principal === null) return
   try {
     const event = { action: 'integrity.violation', resource_type: 'request', resource_id: null } as const
-    await recordAlone(app.db, witnessOf(request), event)
+    await app.recordAlone(witnessOf(request), event)
   } catch (error) {
     request.log.error({ err: databaseError(error) }, 'recording the integrity violation failed')
   }

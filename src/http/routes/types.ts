@@ -106,6 +106,8 @@ declare module 'fastify' {
     longTransactions: Db
     /** Records the audit event of a read. The handler must wait until it is recorded before it sends the response. */
     recordRead: RecordRead
+    /** Records an event that follows from an error. A crash of the database does not lose the event. */
+    recordAlone: RecordRead
     /** Records a failed sign-in for the user and each actor. True if an event is not in its audit chain yet. */
     recordRefused (own: PersonalEvent, actors: readonly Actor[], event: AuditEvent): Promise<boolean>
     keyring: Keyring

@@ -7,11 +7,11 @@ import {
 import { ListQuery, NoContent } from '../../../schemas/shapes.ts'
 import { lockAccount, issueInvoice } from '../../billing/invoicing.ts'
 import { giveBack } from '../../billing/settlement.ts'
+import { change } from '../../changes/change.ts'
 import { readNow, type Db } from '../../db/database.ts'
-import { principalOf } from '../../http/routes/actor.ts'
-import { afterCommit, changeOnce, type Change } from '../../http/repeats/idempotency.ts'
+import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import type { Domain } from '../../http/routes/types.ts'
-import { eventOf } from '../../repositories/audit/audit.ts'
+import { eventOf, type AuditEvent } from '../../repositories/audit/audit.ts'
 import {
   countPaymentMethods, createPaymentMethod, deletePaymentMethod, findCoupon, findPaymentMethod, hasRedeemed,
   listPaymentMethods, redeemCoupon, updateCoupon, updateDefaultMethod, updateDetails, type Account,
@@ -29,14 +29,24 @@ const METHODS = '/organizations/:organization/billing/payment-methods'
 const WRITE = { access: 'billing:write', at: 'organization', limitOfEffect: 'billing' } as const
 const rules = [{ check: refuseCardNumbers }]
 
+interface Changed<Body> { status: number, body: Body, event: AuditEvent }
+
 export const payments: Domain = async (app) => {
-  // Runs `work` in a transaction that locks the organization.
-  function change (
+  // Runs `work` in a transaction that locks the organization and its billing account.
+  const changeBilling = async <Body extends object | null>(
     request: FastifyRequest, reply: FastifyReply,
-    work: (db: Db, organizationId: string, account: Account) => Promise<Change>
-  ) {
+    work: (db: Db, organizationId: string, account: Account) => Promise<Changed<Body>>
+  ) => {
     const { id } = principalOf(request).organization
-    return changeOnce(app, request, reply, async (db) => work(db, id, (await lockAccount(db, id)).account))
+    return change(app.db, actorOf(request), {
+      count: () => app.countEffect(request, reply),
+      load: async (db) => (await lockAccount(db, id)).account,
+      decide: (account) => ({
+        write: async (db) => work(db, id, account),
+        events: ({ event }) => [event],
+        answer: ({ status, body }) => ({ status, body })
+      })
+    })
   }
 
   app.get(METHODS, {
@@ -69,15 +79,16 @@ export const payments: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { kind, label, reference = null, is_default = false, billing_details = {} } = request.body
-      return change(request, reply, async (db, organizationId) => {
+      const { body } = await changeBilling(request, reply, async (db, organizationId) => {
         await updateDetails(db, organizationId, billing_details)
         const others = await countPaymentMethods(db, organizationId)
         if (others >= MAX_METHODS) refuse('label', `Limit of ${MAX_METHODS} payment methods reached; delete one first`)
         const made = await createPaymentMethod(db, organizationId, {
           id: ulid(), kind, label, reference, is_default: is_default || others === 0
         })
-        return { status: 201, body: { data: toMethod(made) }, events: [eventOf('payment-method.create', made.id)] }
+        return { status: 201, body: { data: toMethod(made) }, event: eventOf('payment-method.create', made.id) }
       })
+      return reply.code(201).send(body)
     }
   })
 
@@ -93,10 +104,11 @@ export const payments: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const id = request.params.payment_method
-      return change(request, reply, async (db, organizationId) => {
+      const { body } = await changeBilling(request, reply, async (db, organizationId) => {
         const changed = await updateDefaultMethod(db, organizationId, id) ?? fail('not_found')
-        return { status: 200, body: { data: toMethod(changed) }, events: [eventOf('payment-method.update', id)] }
+        return { status: 200, body: { data: toMethod(changed) }, event: eventOf('payment-method.update', id) }
       })
+      return reply.code(200).send(body)
     }
   })
 
@@ -111,12 +123,13 @@ export const payments: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const id = request.params.payment_method
-      return change(request, reply, async (db, organizationId) => {
+      const { body } = await changeBilling(request, reply, async (db, organizationId) => {
         const method = await findPaymentMethod(db, organizationId, id) ?? fail('not_found')
         if (method.is_default && await findSubscription(db, organizationId) !== undefined) fail('payment_method_in_use')
         await deletePaymentMethod(db, organizationId, id)
-        return { status: 204, body: null, events: [eventOf('payment-method.delete', id)] }
+        return { status: 204, body: null, event: eventOf('payment-method.delete', id) }
       })
+      return reply.code(204).send(body)
     }
   })
 
@@ -131,7 +144,7 @@ export const payments: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { amount, currency, description, payment_method_id: paymentMethodId } = request.body
-      const answer = await change(request, reply, async (db, organizationId, account) => {
+      const { body } = await changeBilling(request, reply, async (db, organizationId, account) => {
         const method = paymentMethodId === undefined
           ? undefined
           : await findPaymentMethod(db, organizationId, paymentMethodId) ??
@@ -147,11 +160,11 @@ export const payments: Domain = async (app) => {
         return {
           status: 201,
           body: { data: toCharge(charge!) },
-          events: [eventOf('charge.create', id, { amount, currency, invoice_id })]
+          event: eventOf('charge.create', id, { amount, currency, invoice_id })
         }
       })
-      afterCommit(request, () => app.billing.wake())
-      return answer
+      app.billing.wake()
+      return reply.code(201).send(body)
     }
   })
 
@@ -171,12 +184,12 @@ export const payments: Domain = async (app) => {
       response: { 201: Refund.one }
     },
     handler: async (request, reply) => {
-      const answer = await change(request, reply, async (db, organizationId) => {
+      const { body } = await changeBilling(request, reply, async (db, organizationId) => {
         const { refund, charge, event } = await giveBack(db, organizationId, request.params.charge, request.body)
-        return { status: 201, body: { data: toRefund(refund, charge) }, events: [event] }
+        return { status: 201, body: { data: toRefund(refund, charge) }, event }
       })
-      afterCommit(request, () => app.billing.wake())
-      return answer
+      app.billing.wake()
+      return reply.code(201).send(body)
     }
   })
 
@@ -195,13 +208,14 @@ export const payments: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const code = request.body.code.toUpperCase()
-      return change(request, reply, async (db, organizationId, account) => {
+      const { body } = await changeBilling(request, reply, async (db, organizationId, account) => {
         if (account.coupon !== null) fail('coupon_taken')
         if (await hasRedeemed(db, organizationId, code)) fail('coupon_redeemed')
         const coupon = CODE.test(code) && await redeemCoupon(db, organizationId, code)
         if (!coupon) return refuseCoupon(CODE.test(code) ? await findCoupon(db, code) : undefined, await readNow(db))
-        return { status: 201, body: { data: toCoupon(coupon) }, events: [eventOf('coupon.redeem', code)] }
+        return { status: 201, body: { data: toCoupon(coupon) }, event: eventOf('coupon.redeem', code) }
       })
+      return reply.code(201).send(body)
     }
   })
 
@@ -214,11 +228,12 @@ export const payments: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      return change(request, reply, async (db, organizationId, { coupon }) => {
+      const { body } = await changeBilling(request, reply, async (db, organizationId, { coupon }) => {
         if (coupon === null) fail('not_found', { resource: 'coupon' })
         await updateCoupon(db, organizationId, null)
-        return { status: 204, body: null, events: [eventOf('coupon.remove', coupon)] }
+        return { status: 204, body: null, event: eventOf('coupon.remove', coupon) }
       })
+      return reply.code(204).send(body)
     }
   })
 }

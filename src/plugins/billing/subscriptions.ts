@@ -4,9 +4,9 @@ import {
 } from '../../../schemas/billing.ts'
 import { lockAccount, lockSubscription } from '../../billing/invoicing.ts'
 import { beginSubscription, changeSubscription, closePeriods } from '../../billing/subscriptions.ts'
+import { change } from '../../changes/change.ts'
 import { readNow, type Db } from '../../db/database.ts'
-import { principalOf } from '../../http/routes/actor.ts'
-import { afterCommit, changeOnce } from '../../http/repeats/idempotency.ts'
+import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { eventOf } from '../../repositories/audit/audit.ts'
 import { findAccount, updateDetails, type Account } from '../../repositories/billing/billing.ts'
@@ -24,25 +24,27 @@ const rules = [{ check: refuseCardNumbers }]
 
 export const subscriptions: Domain = async (app) => {
   // Closes ended billing periods first, so that the change applies to the current period.
-  async function change (
+  async function changeSubscribed (
     request: FastifyRequest, reply: FastifyReply, event: SubscriptionEvent,
     work: (db: Db, organizationId: string) => Promise<{ row: SubscriptionRow, account: Account }>
   ): Promise<FastifyReply> {
     const { id } = principalOf(request).organization
     await closePeriods(app.db, app.invoicing, app.config.defaultPlan, id)
-    return changeOnce(app, request, reply, async (db) => {
-      const { row, account } = await work(db, id)
-      const { plan, interval } = row
-      return {
-        status: event === 'subscription.create' ? 201 : 200,
-        body: toAnswer(row, account),
-        events: [eventOf(event, row.id, { plan, interval })]
-      }
+    const status = event === 'subscription.create' ? 201 : 200
+    const { body } = await change(app.db, actorOf(request), {
+      count: () => app.countEffect(request, reply),
+      load: async () => {},
+      decide: () => ({
+        write: async (db) => work(db, id),
+        events: ({ row }) => [eventOf(event, row.id, { plan: row.plan, interval: row.interval })],
+        answer: ({ row, account }) => ({ status, body: toAnswer(row, account) })
+      })
     })
+    return reply.code(status).send(body)
   }
 
   const setEnding = (request: FastifyRequest, reply: FastifyReply, cancel_at_period_end: boolean) =>
-    change(request, reply, `subscription.${cancel_at_period_end ? 'cancel' : 'resume'}`, async (db, id) => {
+    changeSubscribed(request, reply, `subscription.${cancel_at_period_end ? 'cancel' : 'resume'}`, async (db, id) => {
       const { account } = await lockSubscription(db, id)
       return { row: await updateSubscription(db, id, { cancel_at_period_end }), account }
     })
@@ -79,7 +81,7 @@ export const subscriptions: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { plan: name, interval = 'month', currency = 'EUR', billing_details = {} } = request.body
-      const answer = await change(request, reply, 'subscription.create', async (db, id) => {
+      const answer = await changeSubscribed(request, reply, 'subscription.create', async (db, id) => {
         await lockAccount(db, id)
         if (await findSubscription(db, id) !== undefined) fail('subscription_exists')
         const offer = await findOffer(db, name, interval, currency) ?? fail('plan_not_offered')
@@ -88,7 +90,7 @@ export const subscriptions: Domain = async (app) => {
         const to = { ...offer, interval, currency }
         return { row: await beginSubscription(db, app.invoicing, account, to, now), account }
       })
-      afterCommit(request, () => app.billing.wake())
+      app.billing.wake()
       return answer
     }
   })
@@ -110,7 +112,7 @@ export const subscriptions: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { billing_details = {} } = request.body
-      const answer = await change(request, reply, 'subscription.update', async (db, id) => {
+      const answer = await changeSubscribed(request, reply, 'subscription.update', async (db, id) => {
         const { subscription } = await lockSubscription(db, id)
         const { plan = subscription.plan, interval = subscription.interval } = request.body
         const account = await updateDetails(db, id, billing_details)
@@ -122,7 +124,7 @@ export const subscriptions: Domain = async (app) => {
         const to = { ...offer, interval, currency }
         return { row: await changeSubscription(db, app.invoicing, account, subscription, to, now), account }
       })
-      afterCommit(request, () => app.billing.wake())
+      app.billing.wake()
       return answer
     }
   })

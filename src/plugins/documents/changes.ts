@@ -1,9 +1,11 @@
+import type { Static } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import {
   CHANGE_LIMITS, ChangeAnswer, ChangeBodies, MERGE_PATCH_TYPE, SECRET_NAME_LENGTH, type ChangeBody
 } from '../../../schemas/changes.ts'
 import type { ErrorCode } from '../../../schemas/errors.ts'
 import { WriteHeaders } from '../../../schemas/shapes.ts'
+import { changeDocument } from '../../changes/change.ts'
 import { levelOf, namesIn, namesOf, requireLevel } from '../../http/guard/level-lookup.ts'
 import { isDryRun } from '../../http/repeats/dry-run.ts'
 import { requirePrecondition } from '../../http/repeats/etags.ts'
@@ -20,8 +22,7 @@ import { counted } from '../../rules/formats/words.ts'
 import { editDocument, type Edited, type RequestedChanges } from '../../vault/documents/change.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
 import { dryRunAnswer, plannedLevel } from '../../vault/documents/dry-run.ts'
-import type { Change } from '../../vault/documents/plan-write.ts'
-import { writeLevel } from '../../vault/documents/write.ts'
+import type { Change, Written } from '../../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
 // The parser allows some levels more than a value may have, so that the error of the validation names the limit.
@@ -64,64 +65,73 @@ export const changes: Domain = async (app) => {
         const { organization } = principalOf(request)
         const storageKey = storageKeyOf(app.keyring, organization)
         const requested = changesIn(request)
-        let before: { state: LevelState, secret: SecretRow | undefined } | undefined
-        let edited: Edited | undefined
-        let change: Change | undefined
-        let refused: ApiError | undefined
-        const written = await writeLevel(app.db, organization, actorOf(request), {
+        const { headers = {}, body } = await changeDocument<Static<typeof ChangeAnswer>>(app.db, actorOf(request), {
           storageKey,
-          target: { names: namesOf(namesIn(request)), include: 'readable' },
+          load: { names: namesOf(namesIn(request)), include: 'readable' },
           bytes: (ownSecret(levelOf(request))?.size_bytes ?? 0) + lengthOf(requested),
           decide (found) {
             const state = requireLevel(request, found)
             const own = ownSecret(state)
             const secret = own?.is_stored ? own : undefined
             requirePrecondition(request.headers, secret && etagOf(storageKey, [secret]))
-            before = { state, secret }
+            const read = secret && eventOfRead(state, secret)
+            let edited: Edited
             try {
               edited = editDocument(app.keyring, storageKey, state, requested)
             } catch (error) {
               if (!(error instanceof ApiError) || !OF_CONTENT.includes(error.code) || secret === undefined) throw error
-              refused = error
-              return { read: eventOfRead(state, secret) }
+              return { read, refused: error }
             }
             const { blob } = edited
-            change = blob === undefined
+            const change: Change | undefined = blob === undefined
               ? undefined
-              : { blob, record: { action: secret ? 'update' as const : 'create' as const, blob }, event: 'secret.store' }
-            if (change !== undefined && !isDryRun(request)) return change
-            return { read: secret && eventOfRead(state, secret), ...(change !== undefined && { planned: change }) }
+              : { blob, record: { action: secret ? 'update' : 'create', blob }, event: 'secret.store' }
+            const answer = (written?: Written) => {
+              const stored = written?.secret ?? secret
+              const headers: Record<string, string> = stored === undefined ? {} : { etag: etagOf(storageKey, [stored]) }
+              return { headers, body: answerOf(state, edited, change, stored, written) }
+            }
+            if (!isDryRun(request)) return change === undefined ? { read, answer } : { change, answer }
+            return {
+              change,
+              read,
+              async dryRun () {
+                const { added, changed, removed } = edited
+                const etag = secret === undefined ? null : etagOf(storageKey, [secret])
+                const level = await plannedLevel({ state, change, etag, texts: undefined }, { added, changed, removed })
+                return { body: { ...answer().body, ...dryRunAnswer(level) } }
+              }
+            }
           }
         })
-        if (refused !== undefined) throw refused
-        const { state } = before!
-        const secret = written?.secret ?? before!.secret
-        const { added, changed, removed, warnings } = edited!
-        const version = written === undefined ? null : String(written.secret.version)
-        const etag = secret === undefined ? null : etagOf(storageKey, [secret])
-        if (etag !== null && !isDryRun(request)) reply.header('etag', etag)
-        const names = counted(added.length + changed.length + removed.length, 'name')
-        return {
-          data: {
-            type: 'secrets' as const,
-            level: state.level,
-            source: state.slug,
-            bytes: secret?.size_bytes ?? 0,
-            secret_id: secret?.id ?? null,
-            version,
-            unchanged: change === undefined,
-            added,
-            changed,
-            removed
-          },
-          message: version === null ? 'Nothing was changed.' : `Changed ${names} as version ${version}.`,
-          ...(isDryRun(request) && dryRunAnswer(await plannedLevel(
-            { state, change, etag, texts: undefined }, { added, changed, removed }
-          ))),
-          ...warnings
-        }
+        reply.headers(headers)
+        return body
       }
     })
+  }
+}
+
+function answerOf (
+  { level, slug }: LevelState, { added, changed, removed, warnings }: Edited, change: Change | undefined,
+  stored: SecretRow | undefined, written: Written | undefined
+): Static<typeof ChangeAnswer> {
+  const version = written === undefined ? null : String(written.secret.version)
+  const names = counted(added.length + changed.length + removed.length, 'name')
+  return {
+    data: {
+      type: 'secrets',
+      level,
+      source: slug,
+      bytes: stored?.size_bytes ?? 0,
+      secret_id: stored?.id ?? null,
+      version,
+      unchanged: change === undefined,
+      added,
+      changed,
+      removed
+    },
+    message: version === null ? 'Nothing was changed.' : `Changed ${names} as version ${version}.`,
+    ...warnings
   }
 }
 

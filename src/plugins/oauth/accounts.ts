@@ -12,6 +12,7 @@ import {
   findInvitationOfLink, findInvitingOrganization, listInvitationsTo, type OwnInvitation
 } from '../../repositories/people/invitations.ts'
 import { listGrants, revokeGrantOf } from '../../repositories/people/oauth.ts'
+import { recordEvent } from '../../repositories/audit/audit.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { listPersonalEvents } from '../../repositories/people/personal-events.ts'
 import { lockPlan } from '../../repositories/billing/plans.ts'
@@ -384,6 +385,7 @@ async function leave (
   db: Db, request: FastifyRequest, { user }: SignedIn, organization: string
 ): Promise<Problem | undefined> {
   const ended = await endMembership(db, personOf(request, organization, user), user.id)
+  if (typeof ended === 'object') for (const { actor, event } of ended.events) await recordEvent(db, actor, event)
   return ended === 'last_owner' ? { problem: LAST_OWNER, status: 422 } : undefined
 }
 

@@ -3,17 +3,17 @@ import type { EventName } from '../../../schemas/events.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/callers/caller.ts'
 import {
-  appendEvents, appendToCounter, chainOf, keepLateEvents, lockCounters, openChange, type Counter,
-  type SynchronousCommit
+  appendEvents, appendToCounter, chainOf, keepLateEvents, lockCounters, openChange, type SynchronousCommit
 } from '../../db/changes/chain.ts'
 import {
-  authorityOf, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
+  authorityOf, isAuthentic, rowsOf, tampered, transaction, type Db
 } from '../../db/database.ts'
 import { eventRow, type EventRow } from '../../db/events.ts'
 import { andOwn, engineOf } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
+import type { Repeatable } from '../operations/idempotency.ts'
 
 /** The caller of a change, and the origin of the request. */
 export interface Actor {
@@ -27,7 +27,7 @@ export interface Actor {
   /** The credential, which must be valid when the change commits; null for the operator and for background jobs. */
   caller: Caller | null
   /** Stores the response of a request with an `Idempotency-Key`. */
-  answering?: Answering | null
+  answering?: Repeatable | null
   /** Milliseconds that the request has already waited for the database. */
   waited?: number
   /** The size of the request body, which counts against the byte limits of the change queue. */
@@ -54,18 +54,6 @@ export const eventOf = (action: EventName, id: string | number, details?: AuditE
   action, resource_type: action.split('.')[0]!, resource_id: String(id), ...(details && { details })
 })
 
-// Maximum wait while another transaction, such as a revocation, locks the caller's rows. Applies only if this call
-// locks the counter row, as in a long operation; under a locked counter row there is no wait.
-const CALLER_LOCK_TIMEOUT_MS = 1_000
-
-/**
- * Locks the organization's counter row and validates the caller. For long operations: call this after all other locks
- * are taken. Throws CallerEnded, OrganizationInactive or RowLocked.
- */
-export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | undefined> {
-  return openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
-}
-
 /**
  * Records the events of a change, in order. A route must declare its events in its `audit` option. Locks the
  * organization's counter row, unless `transaction` was called with the actor and has already locked the row. A long
@@ -73,9 +61,9 @@ export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | 
  * OrganizationInactive or RowLocked.
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
-  if (actor.answering?.hasBegun === false) throw new Error('the transaction of a change does not store its response')
+  if (actor.answering?.isFirst === false) throw new Error('the transaction of a change does not store its response')
   // The counter row is missing if the organization does not exist.
-  const counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
+  const counter = await openChange(db, actor)
   if (counter === undefined) return
   for (const { growth = 0 } of events) counter.stored_bytes += growth
   await appendToCounter(db, events.map((event) => eventRow(actor, event)))
@@ -83,11 +71,6 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
 
 /** Records an event of a read. `bytes`: the size of the response, which stays in memory until the event is recorded. */
 export type RecordRead = (actor: Actor, event: AuditEvent, bytes?: number) => Promise<void>
-
-/** Records an event of a request that changes nothing, in a transaction of its own. */
-export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent): Promise<void> {
-  await transaction(handle, (db) => recordEvent(db, actor, event), actor)
-}
 
 // On Citus, each organization needs its own statements. With more, a transaction could exceed its timeout.
 const MAX_AT_ONCE_ON_CITUS = 50

@@ -1,10 +1,34 @@
-import { and, asc, eq, gt, lte, sql } from 'drizzle-orm'
-import { authorityOf, type Db } from '../../db/database.ts'
+import { and, asc, eq, gt, sql } from 'drizzle-orm'
+import { lookUp, preparedSql, type Db } from '../../db/database.ts'
+import { andOwn, findByOrganization, rowsIn, type OfOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { columnsOf, idempotency_keys, members, organizations } from '../../db/tables.ts'
 
 /** An idempotency key and its owner. `key` is a keyed hash of the header `Idempotency-Key` (`lookupHash`). */
 export interface KeyOwner { organization_id: string, principal: string, key: string }
+
+/** A response. With an `Idempotency-Key`, the response is stored in the transaction of the change. */
+export interface Answer<Body = object | null> { status?: number, headers?: Record<string, string>, body: Body }
+
+/** A request with an `Idempotency-Key`. */
+export interface Repeatable {
+  /** Whether a transaction has found no stored response. */
+  isFirst: boolean
+  /** Throws the error that sends the stored response, which a person got in any organization. Sets `isFirst`. */
+  requireFirst (db: Db): Promise<void>
+  ownerIn (organizationId: string): KeyOwner
+  /** Loads the key of the organization. Call this before `repeated` and `seal`. */
+  prepare (db: Db, organizationId: string): Promise<void>
+  /** The error that sends a stored response again. Throws `idempotency_key_reused` for another request. */
+  repeated (stored: StoredResponse): Error
+  /** Encrypts the response. */
+  seal (answer: Answer): StoredResponse
+  /** Whether both requests have the same caller and the same key. */
+  repeats (other: Repeatable | null | undefined): boolean
+}
+
+/** Maximum number of stored responses per API token, or per user in an organization. */
+export const MAX_RESPONSES = 20_000
 
 /** A stored response, encrypted (`sealed`). `request` is a keyed hash of the request (`lookupHash`). */
 export interface StoredResponse { request: Buffer, status: number, sealed: Buffer }
@@ -20,22 +44,12 @@ export interface AnswerSeal {
 export interface KeptIn { id: string, storage_key: Buffer }
 
 const isKept = sql`${idempotency_keys.created_at} > now() - interval '24 hours'`
-const DAY = 24 * 60 * 60 * 1000
 const isOld = sql`${idempotency_keys.created_at} <= now() - interval '24 hours'`
-const its = ({ organization_id, principal, key }: KeyOwner) =>
-  matching(idempotency_keys, { organization_id, principal, key })
-
 const columns = columnsOf(idempotency_keys, 'request', 'status', 'answer')
 
 const toAnswer = (
   { request, status, answer }: Pick<typeof idempotency_keys.$inferSelect, keyof typeof columns>
 ): StoredResponse => ({ request, status, sealed: Buffer.from(answer.sealed, 'base64') })
-
-/** The response that was stored for an idempotency key within the last 24 hours. */
-export async function findAnswer (db: Db, owner: KeyOwner): Promise<StoredResponse | undefined> {
-  const [row] = await db.select(columns).from(idempotency_keys).where(and(its(owner), isKept))
-  return row && toAnswer(row)
-}
 
 /**
  * The stored response to a person's request that created an organization. Searches the responses of all organizations
@@ -53,28 +67,59 @@ export async function findAnswerOfPerson (
   return row && { kept: toAnswer(row), organization: row.organization }
 }
 
-/** Whether a caller has reached the limit of stored responses. */
-export async function areAnswersFull (
-  db: Db, organizationId: string, principal: string, most: number
-): Promise<boolean> {
-  const own = and(matching(idempotency_keys, { organization_id: organizationId, principal }), isKept)
-  const some = db.select({ key: idempotency_keys.key }).from(idempotency_keys).where(own).limit(most).as('some')
-  return await db.$count(some) === most
+const NOT_OLD = sql`created_at > now() - interval '24 hours'`
+
+const answersOfKeys = preparedSql<{
+  query_index: number, request: Buffer, status: number, answer: { sealed: string }
+}, OfOrganization & { owners: string }>('answers_of_keys', ($) => sql`
+  SELECT owner.query_index, stored.request, stored.status, stored.answer
+  FROM jsonb_to_recordset(${$('owners')}::jsonb)
+    AS owner (query_index int, organization_id char(26), principal varchar, key varchar)
+  CROSS JOIN ${lookUp('stored', idempotency_keys, sql`organization_id = owner.organization_id
+    AND principal = owner.principal AND key = owner.key AND ${NOT_OLD}`)}`)
+
+/** The responses that were stored for idempotency keys within the last 24 hours: one for each owner, or undefined. */
+export async function findAnswers (db: Db, owners: readonly KeyOwner[]): Promise<(StoredResponse | undefined)[]> {
+  const queries = owners.map((owner, query_index) => ({ query_index, ...owner }))
+  const rows = await findByOrganization(db, queries, (organization_id, owners) =>
+    answersOfKeys(db, { organization_id, owners }))
+  const byIndex = new Map(rows.map((row) => [row.query_index, toAnswer(row)]))
+  return owners.map((_, index) => byIndex.get(index))
 }
 
-/** Stores a response. False if a concurrent request has stored one for the same key; the caller then rolls back. */
-export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: StoredResponse): Promise<boolean> {
-  const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
-  // Replaces an expired response that the cleanup has not deleted yet.
-  const { organization_id, principal, key } = idempotency_keys
-  const stored = await db.insert(idempotency_keys).values({ ...owner, ...kept })
-    .onConflictDoUpdate({
-      target: [organization_id, principal, key],
-      set: { request: kept.request, status: kept.status, answer: kept.answer, created_at: sql`excluded.created_at` },
-      // Uses the estimated time of the database, because Citus allows no function of the current time here.
-      setWhere: lte(idempotency_keys.created_at, new Date(authorityOf(db).chain.now().getTime() - DAY))
-    }).returning({ key })
-  return stored.length === 1
+type Principal = Pick<KeyOwner, 'organization_id' | 'principal'>
+
+const answersOfPrincipals = preparedSql<Principal & { stored: number }, OfOrganization & { principals: string }>(
+  'answers_of_principals', ($) => sql`
+  SELECT its.organization_id, its.principal, (SELECT count(*)::int FROM (
+    SELECT FROM idempotency_keys k WHERE k.organization_id = its.organization_id AND k.principal = its.principal
+      AND ${NOT_OLD}${andOwn(sql`k.organization_id`)} LIMIT ${MAX_RESPONSES}) AS live) AS stored
+  FROM jsonb_to_recordset(${$('principals')}::jsonb) AS its (organization_id char(26), principal varchar)`)
+
+/** Counts the stored responses of callers, each up to `MAX_RESPONSES`. */
+export async function countAnswers (
+  db: Db, principals: readonly Principal[]
+): Promise<(Principal & { stored: number })[]> {
+  return findByOrganization(db, principals, (organization_id, principals) =>
+    answersOfPrincipals(db, { organization_id, principals }))
+}
+
+const insertAnswers = preparedSql<object, OfOrganization & { answers: string }>('insert_answers', ($) => sql`
+  INSERT INTO idempotency_keys (organization_id, principal, key, request, status, answer)
+  SELECT organization_id, principal, key, decode(request, 'hex'), status, answer
+  FROM (${rowsIn($('answers'),
+    sql`principal varchar, key varchar, request text, status int, answer jsonb`)}) AS stored
+  ON CONFLICT (organization_id, principal, key) DO UPDATE SET request = excluded.request, status = excluded.status,
+    answer = excluded.answer, created_at = excluded.created_at`)
+
+/**
+ * Stores responses. The caller has locked the counter rows of the organizations, and has found no response for these
+ * keys. So a row with one of these keys has an expired response, which is replaced.
+ */
+export async function createAnswers (db: Db, answers: readonly (KeyOwner & StoredResponse)[]): Promise<void> {
+  const rows = answers.map(({ sealed, request, ...row }) =>
+    ({ ...row, request: request.toString('hex'), answer: { sealed: sealed.toString('base64') } }))
+  await findByOrganization(db, rows, (organization_id, answers) => insertAnswers(db, { organization_id, answers }))
 }
 
 /** A page of all organizations that have expired responses. The page starts after an id. */

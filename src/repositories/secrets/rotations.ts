@@ -5,7 +5,6 @@ import type { Counter } from '../../db/changes/chain.ts'
 import {
   isOneOfOrganization, macOf, requireAuthentic, rowsOf, type Authenticated, type Db
 } from '../../db/database.ts'
-import { executeChanges } from '../../db/postgres/changes-together.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { secrets } from '../../db/tables.ts'
@@ -100,26 +99,23 @@ export async function recordVersions (
     ({ ...version, secret_id: document.id, key_version: project.key_version }))
   const own = sql`s.organization_id = r.organization_id AND s.id = r.secret_id${
     andOwn(sql`s.organization_id`, actor.organization_id)}`
-  await executeChanges(db, {
-    r: sql`SELECT * FROM ${rowsOf(actor.organization_id, rows,
-      sql`id bigint, secret_id char(26), action varchar, revision bigint, key_version int, sealed text,
-        size_bytes int, restored_from bigint`)} r`
-  }, ({ r }) => [
-    ['recorded', sql`
-      INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
-        restored_from, created_by_id, created_by_name, created_at)
-      SELECT s.organization_id, r.id, s.history_id, r.action, r.revision, r.key_version, decode(r.sealed, 'base64'),
-        r.size_bytes, r.restored_from, ${actor.id}::bigint, ${actor.name}, ${at.toISOString()}::timestamptz
-      FROM ${r} JOIN secrets s ON ${own}`],
-    ['counted', sql`
-      UPDATE secrets s SET version = r.id, version_count = s.version_count + 1,
-        version_bytes = s.version_bytes + r.size_bytes, updated_at = ${at.toISOString()}::timestamptz
-      FROM ${r} WHERE ${own}`],
-    ['last', sql`
-      UPDATE project_counts c SET last_version = greatest(c.last_version, its.newest)
-      FROM (SELECT max(id) AS newest FROM ${r}) its
-      WHERE c.organization_id = ${actor.organization_id} AND c.project_id = ${project.id}`]
-  ])
+  const r = sql`(SELECT * FROM ${rowsOf(actor.organization_id, rows,
+    sql`id bigint, secret_id char(26), action varchar, revision bigint, key_version int, sealed text, size_bytes int,
+      restored_from bigint`)} r) AS r`
+  const taken_at = sql`${at.toISOString()}::timestamptz`
+  await db.execute(sql`
+    INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
+      restored_from, created_by_id, created_by_name, created_at)
+    SELECT s.organization_id, r.id, s.history_id, r.action, r.revision, r.key_version, decode(r.sealed, 'base64'),
+      r.size_bytes, r.restored_from, ${actor.id}::bigint, ${actor.name}, ${taken_at}
+    FROM ${r} JOIN secrets s ON ${own}`)
+  await db.execute(sql`
+    UPDATE secrets s SET version = r.id, version_count = s.version_count + 1,
+      version_bytes = s.version_bytes + r.size_bytes, updated_at = ${taken_at}
+    FROM ${r} WHERE ${own}`)
+  await db.execute(sql`
+    UPDATE project_counts c SET last_version = greatest(c.last_version, ${versions.at(-1)?.id ?? null}::bigint)
+    WHERE c.organization_id = ${actor.organization_id} AND c.project_id = ${project.id}`)
 }
 
 /** Changes the document counts of a project and its targets. */

@@ -2,6 +2,7 @@ import type { KeyObject } from 'node:crypto'
 import type { DryRun, PlannedLevel } from '../../../schemas/dry-run.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
+import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { activeKeyOf, ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import { emptyEntries, type Entries } from '../../rules/documents/entries.ts'
 import { readDocument } from '../../rules/documents/read.ts'
@@ -11,7 +12,7 @@ import { counted } from '../../rules/formats/words.ts'
 import { dataKeyOf } from '../keys/keys.ts'
 import { etagOf, openCurrent, type StoredDocument } from './documents.ts'
 import { hasNames } from './open-documents.ts'
-import type { Change, NoChange } from './plan-write.ts'
+import type { Change } from './plan-write.ts'
 import { contentOf, eventOfReading } from './read.ts'
 
 /** The document of a level before and after a planned change. */
@@ -45,19 +46,18 @@ export function planChange (
 }
 
 /**
- * The result of `decide` for a dry run. The write fails with the same errors as the real change. It changes nothing,
- * but records that the request has read the document.
+ * The event of a dry run, which has read the document. Undefined if no document was read.
  *
  * @param more further details of the event
  */
-export function outcomeOfDryRun (
-  change: Change, { state, texts }: PlannedChange, action: 'secret.decrypt' | 'secret.names', more: object = {}
-): NoChange {
+export function eventOfDryRun (
+  { event }: Pick<Change, 'event'>, { state, texts }: PlannedChange, action: 'secret.decrypt' | 'secret.names',
+  more: object = {}
+): AuditEvent | undefined {
   const own = ownSecret(state)
-  const details = { dry_run: change.event, ...more }
   // The request reads no document if the texts are not compared, or if the level never had a document.
-  const isRead = texts !== undefined && own !== undefined
-  return { read: isRead ? eventOfReading(state, [own], action, details).event : undefined, planned: change }
+  if (texts === undefined || own === undefined) return undefined
+  return eventOfReading(state, [own], action, { dry_run: event, ...more }).event
 }
 
 const storedSecret = (state: LevelState): SecretRow & StoredDocument | undefined => {

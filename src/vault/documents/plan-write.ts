@@ -20,13 +20,6 @@ export interface Change {
   revealed?: boolean
 }
 
-/** A write that changes nothing and records no version. `read`: the event, if the response reveals the document. */
-export interface NoChange {
-  read: AuditEvent | undefined
-  /** In a dry run: the planned change, which is checked against the plan's limits like a real change. */
-  planned?: Change
-}
-
 /** The result of a write: the level before the write, and the new document row. */
 export interface Written { state: LevelState, secret: SecretRow }
 
@@ -41,9 +34,9 @@ export interface Planned extends SecretWrite, Written {
  * The level with the document row of an earlier write in the transaction, if any. A write needs only the document that
  * it changes, so the result has no other documents.
  */
-export function withDocument (state: LevelState, documents: ReadonlyMap<string, SecretRow>): LevelState {
-  const newer = documents.get(state.level_id)
-  return newer === undefined ? state : { ...state, secrets: [newer] }
+export function withDocument (state: LevelState, earlier: readonly Written[]): LevelState {
+  const newest = earlier.findLast(({ secret }) => secret.level_id === state.level_id)
+  return newest === undefined ? state : { ...state, secrets: [newest.secret] }
 }
 
 /** Prepares the rows of a write. `counter` includes earlier writes of the transaction. Throws `plan_limit_reached`. */

@@ -1,8 +1,8 @@
 import { transaction, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
+import type { Counter } from '../../db/changes/chain.ts'
 import { createTokenRemovals, deleteTokenRemoval, type TokenRemoval } from '../../db/callers/token-removals.ts'
-import { eventOf, lockCounterLast, recordEvent, systemOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
-import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
+import { eventOf, recordEvent, systemOf, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../../repositories/operations/idempotency.ts'
 import { listExpiredInvitations } from '../../repositories/people/invitations.ts'
 import {
@@ -11,78 +11,50 @@ import {
   listTokenRemovals, removeHistories, type Below, type Removal
 } from '../../repositories/operations/cleanup.ts'
 import { lockPlan } from '../../repositories/billing/plans.ts'
-import { lockProject } from '../../repositories/levels/projects.ts'
 import { deleteTeamsOfProject, listTeamsOfNothing } from '../../repositories/people/teams.ts'
 import { deleteTokens, lockTokensOfNothing } from '../../repositories/people/tokens.ts'
-import { fail } from '../../rules/errors.ts'
 import type { Log } from '../../telemetry/log.ts'
 import { expireInvitations } from './memberships.ts'
 import { sideBySide, type Background } from './background.ts'
-import { MAX_LEVELS_OF_SHORT_DELETION, runLongOperation } from '../operations/long-operations.ts'
+import { MAX_LEVELS_OF_SHORT_DELETION } from '../operations/long-operations.ts'
 import { createRoundRobin } from './round-robin.ts'
 
 const START: Removal = { history_id: '', id: 0 }
 
-interface Deletion {
-  organization: { id: string }
-  actor: Actor
-  below: Below
-  /** If the deletion is a long operation, called in the transaction before any change. */
-  countLongOperation?: () => Promise<void>
-}
+/** Whether the deletion of a level with the levels below it is a long operation. */
+export const isLongDeletion = async (db: Db, organizationId: string, below: Below): Promise<boolean> =>
+  await countLevels(db, organizationId, below) > MAX_LEVELS_OF_SHORT_DELETION
 
 /**
- * Returns a function that deletes a level in a transaction that locks the project. The deletion of more than 1,000
- * levels is a long operation (`runLongOperation`).
- */
-export function deletionRunner (
-  { db: handle, reads, longTransactions }: { db: Db, reads: Db, longTransactions: Db },
-  { organization, actor, below, countLongOperation }: Deletion
-) {
-  return async <T>(projectId: string, change: (db: Db, project: KeyState) => Promise<T>): Promise<T> => {
-    const { id } = organization
-    if (await countLevels(reads, id, below) <= MAX_LEVELS_OF_SHORT_DELETION) {
-      return transaction(handle, async (db) =>
-        change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found')), actor)
-    }
-    const run = async (db: Db, project: KeyState) => {
-      await countLongOperation?.()
-      return change(db, project)
-    }
-    return runLongOperation({ longTransactions }, { organization, projectId, actor, inUse: 'conflict', run })
-  }
-}
-
-/**
- * Deletes a level and the levels below it, in a `deletionRunner`. Also deletes the API tokens and team roles that are
- * restricted to these levels. `projectId` is the project of a deleted target or environment. If a project is deleted,
- * its team roles are deleted with its row.
+ * Deletes a level and the levels below it. Also deletes the API tokens and team roles that are restricted to these
+ * levels. `projectId` is the project of a deleted target or environment. If a project is deleted, its team roles are
+ * deleted with its row. Returns the events.
  */
 export async function deleteLevel (
-  db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>,
+  db: Db, organizationId: string, below: Below, event: Omit<AuditEvent, 'details'>, lockCounter: () => Promise<Counter>,
   deleteRow: (gone: { documents: number }) => Promise<void>, projectId?: string
-): Promise<void> {
-  const { bytes, ...gone } = await removeHistories(db, actor.organization_id, below)
+): Promise<AuditEvent[]> {
+  const { bytes, ...gone } = await removeHistories(db, organizationId, below)
   // Validates the caller before the deletion of tokens and team roles, which may include those of the caller.
-  await lockCounterLast(db, actor)
+  await lockCounter()
   await deleteRow(gone)
-  await removeSome(db, actor.organization_id)
-  const tokens = await lockTokensOfNothing(db, actor.organization_id, PIECE)
-  const teams = projectId === undefined ? [] : await listTeamsOfNothing(db, actor.organization_id, projectId)
-  await recordEvent(
-    db, actor, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type),
+  await removeSome(db, organizationId)
+  const tokens = await lockTokensOfNothing(db, organizationId, PIECE)
+  const teams = projectId === undefined ? [] : await listTeamsOfNothing(db, organizationId, projectId)
+  await deleteTokens(db, organizationId, tokens)
+  if (projectId !== undefined) await deleteTeamsOfProject(db, organizationId, projectId, teams)
+  // If more tokens are left, a background job deletes them. They give no access, because their levels are deleted.
+  if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(organizationId))
+  return [
+    { ...event, details: gone, growth: -bytes },
+    ...endingsOf(tokens, event.resource_type),
     ...teams.map((id): AuditEvent => ({
       action: 'team-project.delete',
       resource_type: 'team',
       resource_id: id,
       details: { project_id: projectId!, with: event.resource_type }
     }))
-  )
-  // Must come after the events, because the caller may use one of these tokens or team roles.
-  await deleteTokens(db, actor.organization_id, tokens)
-  if (projectId !== undefined) await deleteTeamsOfProject(db, actor.organization_id, projectId, teams)
-  // If more tokens are left, a background job deletes them. They give no access, because their levels are deleted.
-  if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(actor.organization_id))
+  ]
 }
 
 const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, ended: 'level', ended_id: 0 })

@@ -91,14 +91,19 @@ export async function findGiven (
 }
 
 /**
- * Ends the open invitations of an organization whose inviters may no longer give them, with events. Call this under the
- * lock of the organization, after each change that ends or demotes a member or ends an API token.
+ * Ends the open invitations of an organization whose inviters may no longer give them. Returns the events. Call this
+ * under the lock of the organization, after each change that ends or demotes a member or ends an API token.
  */
-export async function endInvitations (db: Db, organizationId: string): Promise<void> {
+export async function deleteUngiven (db: Db, organizationId: string): Promise<RecordedEvent[]> {
   const open = await listGivenInvitations(db, organizationId)
   const given = new Set(await findGiven(db, organizationId, open))
   const ended = await deleteInvitations(db, open.filter((invitation) => !given.has(invitation)))
-  if (ended.length > 0) await recordEvent(db, systemOf(organizationId), ...ended.map(withdrawalOf))
+  return ended.map((invitation) => ({ actor: systemOf(organizationId), event: withdrawalOf(invitation) }))
+}
+
+/** Like `deleteUngiven`, and records the events. */
+export async function endInvitations (db: Db, organizationId: string): Promise<void> {
+  for (const { actor, event } of await deleteUngiven(db, organizationId)) await recordEvent(db, actor, event)
 }
 
 /**
@@ -136,11 +141,11 @@ async function lockInvitationTo (
  * Deletes a membership, the person's team memberships, and the API tokens that the person created in the organization.
  * Returns `last_owner` without changes if no other owner can act. `validate` validates the locked membership, and may
  * throw. Returns the former member as `member`, which is undefined if the account has a wrong MAC, and `none` without a
- * membership. If a person leaves, also records an event of the person's account.
+ * membership. Returns the events of the organization. If a person leaves, records an event of the person's account.
  */
 export async function endMembership (
   db: Db, actor: Actor, userId: number, validate: (member: { role: Role }) => Promise<void> | void = () => {}
-): Promise<{ member: MemberAttributes | undefined } | 'none' | 'last_owner'> {
+): Promise<{ member: MemberAttributes | undefined, events: RecordedEvent[] } | 'none' | 'last_owner'> {
   const { organization_id } = actor
   // If two owners remove each other, the second transaction waits for this lock, and then sees the first removal.
   if (await lockPlan(db, organization_id) === undefined) return 'none'
@@ -151,17 +156,15 @@ export async function endMembership (
   if (isLastOwner(member, otherOwners)) return 'last_owner'
   const seen = await findMember(db, organization_id, userId)
   const tokens = await lockTokensOfMember(db, organization_id, userId)
-  // Records the event before the deletion, because a person who leaves is the caller and must still be a member.
-  const details = { role: member.role, ...endingOf(tokens.ended, organization_id) }
-  await recordEvent(db, actor, eventOf('member.delete', userId, details))
   await deleteMember(db, organization_id, userId, tokens)
-  await endInvitations(db, organization_id)
+  const withdrawn = await deleteUngiven(db, organization_id)
   if (actor.type === 'user' && actor.id === userId) {
     const details = { organization: (await findOrganization(db, organization_id))?.name ?? organization_id }
     const { ip, user_agent } = actor
     await createPersonalEvent(db, { user_id: userId, action: 'member.delete', actor_type: 'user', ip, user_agent, details })
   }
-  return { member: seen }
+  const details = { role: member.role, ...endingOf(tokens.ended, organization_id) }
+  return { member: seen, events: [{ actor, event: eventOf('member.delete', userId, details) }, ...withdrawn] }
 }
 
 /** Whether a member is an owner, and no other owner can act (`countOtherOwners`). */

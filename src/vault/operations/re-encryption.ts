@@ -1,8 +1,10 @@
 import type { KeyObject } from 'node:crypto'
+import type { Plan } from '../../../schemas/organizations.ts'
 import { openBlob, sealBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
+import type { Counter } from '../../db/changes/chain.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import { lockCounterLast, recordEvent, systemOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
+import { recordEvent, systemOf, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { findActiveKeyOf, type KeyState } from '../../repositories/keys/encryption-keys.ts'
 import {
   countWaiting, findLeft, findWaiting, finishReEncryption, growHistories, listOldestWaiting, listWaiting, moveVersions,
@@ -15,7 +17,6 @@ import { requireBytes } from '../../rules/plan-bytes.ts'
 import { contextOf, openVersion, sealVersion, sizeOf } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf, unlessTampered } from '../keys/keys.ts'
 import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'
-import { conflictOnLockTimeout } from './long-operations.ts'
 
 interface Vault { db: Db, keyring: Keyring }
 type Owner = Pick<Organization, 'id' | 'storage_key'>
@@ -99,46 +100,56 @@ export async function listPending (
   return { versions, unreadable: found.length - versions.length, remaining }
 }
 
-/** Stores versions that a client has re-encrypted, all or none. `key_version_conflict` for a proof of a former key. */
-export async function submitVersions (
-  { db: handle, keyring, config }: Vault & { config: Parameters<typeof refuseRevealing>[0] },
-  organization: Organization, actor: Actor, projectId: string,
-  sent: { versions: readonly { id: number, content: string }[], key_proof: string }
-): Promise<{ updated: number, remaining: number }> {
-  const { retention_days: retentionDays } = organization.plan
+interface Sent { versions: readonly { id: number, content: string }[], key_proof: string }
+
+/** Versions that a client has re-encrypted, encrypted for the database. `growth`: of the stored bytes. */
+export interface Submission {
+  project: KeyState
+  moved: MovedVersion[]
+  grown: { secret_id: string, growth: number }[]
+  growth: number
+  revealed: boolean
+}
+
+/** Validates versions that a client has re-encrypted. `key_version_conflict` for a proof of a former key. */
+export async function loadSubmission (
+  db: Db, { keyring, config }: { keyring: Keyring, config: Parameters<typeof refuseRevealing>[0] },
+  organization: Organization, projectId: string, sent: Sent
+): Promise<Submission> {
   const storageKey = storageKeyOf(keyring, organization)
   const contents = new Map(sent.versions.map(({ id, content }) => [id, content]))
-  return conflictOnLockTimeout(() => transaction(handle, async (db) => {
-    const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
-    if (project.encryption_type !== 'client') fail('server_managed_encryption')
-    if (validateProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
-      const isFormer = await provesAnyKey(db, storageKey, project, sent.key_proof)
-      fail(isFormer ? 'key_version_conflict' : 'key_proof_mismatch')
-    }
-    const revealed = refuseRevealing(config, sent.versions.some(({ content }) => revealsKey(sent.key_proof, content)))
-    const waiting = await findWaiting(db, project, [...contents.keys()], retentionDays, 'wait')
-    if (waiting.length !== sent.versions.length) fail('key_version_conflict')
-    const moved = waiting.map((version) => sealed(storageKey, project, version, contents.get(version.id)!))
-    const grown = waiting.map(({ secret_id, size_bytes }, i) =>
-      ({ secret_id, growth: moved[i]!.size_bytes - size_bytes })).filter(({ growth }) => growth !== 0)
-    const growth = grown.reduce((sum, { growth }) => sum + growth, 0)
-    await moveVersions(db, project, moved)
-    if (grown.length > 0) await growHistories(db, project, grown)
-    const remaining = await countWaiting(db, project, retentionDays)
-    if (growth > 0) {
-      const { plan, stored_bytes } = (await lockCounterLast(db, actor))!
-      requireBytes(plan, stored_bytes, growth)
-    }
-    const details = {
-      key_version: project.key_version,
-      versions: waiting.length,
-      remaining,
-      ...(revealed && { key_proof_reveals_key: true })
-    }
-    await recordEvent(db, actor, { ...reEncryptionOf(project, details), growth })
-    if (remaining === 0) await finishReEncryption(db, project, 0)
-    return { updated: waiting.length, remaining }
-  }, actor))
+  const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
+  if (project.encryption_type !== 'client') fail('server_managed_encryption')
+  if (validateProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
+    const isFormer = await provesAnyKey(db, storageKey, project, sent.key_proof)
+    fail(isFormer ? 'key_version_conflict' : 'key_proof_mismatch')
+  }
+  const revealed = refuseRevealing(config, sent.versions.some(({ content }) => revealsKey(sent.key_proof, content)))
+  const waiting = await findWaiting(db, project, [...contents.keys()], organization.plan.retention_days, 'wait')
+  if (waiting.length !== sent.versions.length) fail('key_version_conflict')
+  const moved = waiting.map((version) => sealed(storageKey, project, version, contents.get(version.id)!))
+  const grown = waiting.map(({ secret_id, size_bytes }, i) =>
+    ({ secret_id, growth: moved[i]!.size_bytes - size_bytes })).filter(({ growth }) => growth !== 0)
+  return { project, moved, grown, growth: grown.reduce((sum, { growth }) => sum + growth, 0), revealed }
+}
+
+/** Stores versions that a client has re-encrypted, all or none. Throws `plan_limit_reached`. */
+export async function writeSubmission (
+  db: Db, { project, moved, grown, growth, revealed }: Submission, { retention_days: retentionDays }: Plan,
+  counter: Pick<Counter, 'plan' | 'stored_bytes'>
+): Promise<{ updated: number, remaining: number, event: AuditEvent }> {
+  if (growth > 0) requireBytes(counter.plan, counter.stored_bytes, growth)
+  await moveVersions(db, project, moved)
+  if (grown.length > 0) await growHistories(db, project, grown)
+  const remaining = await countWaiting(db, project, retentionDays)
+  if (remaining === 0) await finishReEncryption(db, project, 0)
+  const details = {
+    key_version: project.key_version,
+    versions: moved.length,
+    remaining,
+    ...(revealed && { key_proof_reveals_key: true })
+  }
+  return { updated: moved.length, remaining, event: { ...reEncryptionOf(project, details), growth } }
 }
 
 function blobOf (storageKey: KeyObject, project: KeyState, version: OldVersion): string {

@@ -1,8 +1,9 @@
 import type { KeyObject } from 'node:crypto'
 import { openBlob } from '../../crypto/blob.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
+import type { Counter } from '../../db/changes/chain.ts'
 import type { Db } from '../../db/database.ts'
-import { lockCounterLast, recordEvent, type Actor } from '../../repositories/audit/audit.ts'
+import { eventOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { findActiveKeyOf, type KeyRow, type KeyState } from '../../repositories/keys/encryption-keys.ts'
 import { listChangedLevels, type ChangedLevel } from '../../repositories/secrets/point-in-time.ts'
 import { activeKeyOf } from '../../repositories/levels/levels.ts'
@@ -17,10 +18,10 @@ import { requireBytes } from '../../rules/plan-bytes.ts'
 import { acceptRestored, notesOf, type Accepted } from '../documents/accept.ts'
 import { contextOf, openCurrent, sealCurrent, sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
-import { leaveHalf, runLongOperation } from './long-operations.ts'
+import { leaveHalf } from './long-operations.ts'
 import { inBatches, recordDocuments } from './rotate.ts'
 
-type Vault = Parameters<typeof acceptRestored>[0] & { longTransactions: Db }
+type Vault = Parameters<typeof acceptRestored>[0]
 
 interface LockedProject {
   vault: Vault
@@ -35,19 +36,18 @@ interface LockedProject {
 /** A level whose document is restored from a version. */
 type Restored = ChangedLevel & { held: 'version', version: number }
 
+export interface RestoredTo { restored: number, emptied: number, unreadable: number, event: AuditEvent }
+
 /**
- * Restores all documents of a project to a moment, in one transaction. Replaces each document whose content was
+ * Restores all documents of a project to a moment: `write` of a long change. Replaces each document whose content was
  * different at that moment, and records the restored content as a new version. Deletes each document that did not exist
  * at that moment, and records its content as a version. Makes the checks of a single restore, in this order: retention,
  * missing versions, key. `unreadable` is the number of restored documents that do not parse in the project's format.
  */
-export async function restoreTo (
-  vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
-  beforeEffect: () => Promise<void>
-): Promise<{ restored: number, emptied: number, unreadable: number }> {
-  return runLongOperation(vault, { organization, projectId, actor, inUse: 'conflict', run: restore })
-
-  async function restore (db: Db, project: KeyState) {
+export function restorationOf (
+  vault: Vault, organization: Organization, actor: Actor, at: Date, beforeEffect: () => Promise<void>
+) {
+  return async (db: Db, project: KeyState, lockCounter: () => Promise<Counter>): Promise<RestoredTo> => {
     const key = await findActiveKeyOf(db, project)
     const storageKey = storageKeyOf(vault.keyring, organization)
     const held: LockedProject = { vault, db, actor, organization, project, key, storageKey }
@@ -62,8 +62,7 @@ export async function restoreTo (
     let first_version: number | null = null
     const changed = [...restored, ...toEmpty]
     if (changed.length > 0) {
-      // Locks the counter row last, because other writes of the organization wait from here until the commit.
-      const counter = (await lockCounterLast(db, actor))!
+      const counter = await lockCounter()
       // A deletion does not change the stored bytes, because the document becomes a version.
       requireBytes(counter.plan, counter.stored_bytes, growth)
       const ids = takeVersionIds(counter, changed.length)
@@ -75,14 +74,9 @@ export async function restoreTo (
       await countDocuments(db, project, gainedBy(changed))
       first_version = ids.first_version
     }
-    await recordEvent(db, actor, {
-      action: 'project.restore',
-      resource_type: 'project',
-      resource_id: project.id,
-      details: { at: at.toISOString(), restored: restored.length, emptied: toEmpty.length, first_version },
-      growth
-    })
-    return { restored: restored.length, emptied: toEmpty.length, unreadable }
+    const details = { at: at.toISOString(), restored: restored.length, emptied: toEmpty.length, first_version }
+    const event = { ...eventOf('project.restore', project.id, details), growth }
+    return { restored: restored.length, emptied: toEmpty.length, unreadable, event }
   }
 }
 

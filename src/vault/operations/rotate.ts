@@ -5,8 +5,9 @@ import { openBlob, sealBlob } from '../../crypto/blob.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
+import type { Counter } from '../../db/changes/chain.ts'
 import type { Db } from '../../db/database.ts'
-import { lockCounterLast, recordEvent, type Actor } from '../../repositories/audit/audit.ts'
+import { eventOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { findStoredBytes } from '../../repositories/billing/plans.ts'
 import {
   findActiveKeyOf, type KeyRow, type KeyState, type NewKey, replaceActiveKey
@@ -20,10 +21,8 @@ import { fail } from '../../rules/errors.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
 import { contextOf, openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
-import { leaveHalf, runLongOperation } from './long-operations.ts'
+import { leaveHalf } from './long-operations.ts'
 import { lockCurrentCanary } from '../keys/master-keys.ts'
-
-interface Vault { longTransactions: Db, keyring: Keyring }
 
 // Limits of a batch, because a batch is in memory and blocks the event loop. A larger document is a batch of its own.
 const PIECE = { documents: 50, bytes: 1024 * 1024 }
@@ -51,21 +50,22 @@ export interface Rotation {
   details?: Record<string, boolean>
 }
 
-export interface Rotated { key: KeyRow, documents: number, waiting: number }
+export interface Rotated { key: KeyRow, documents: number, waiting: number, event: AuditEvent }
 
 /**
- * Replaces a project's key and re-encrypts every current document, in one transaction. Records a version of each
- * document with the action `rotate`. A concurrent rotation gets 409. Unless the history policy is `keep`, also starts
- * the re-encryption of the versions under former keys.
+ * Replaces a project's key and re-encrypts every current document: `prepare` and `write` of a long change. Records a
+ * version of each document with the action `rotate`. A concurrent rotation gets 409. Unless the history policy is
+ * `keep`, also starts the re-encryption of the versions under former keys.
  */
-export async function rotate (
-  { longTransactions, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
-): Promise<Rotated> {
+export function rotationOf (keyring: Keyring, organization: Organization, actor: Actor, rotation: Rotation) {
   const { seen, validate, convert } = rotation
   let made: NewKey | undefined
   // A transaction that is tried again keeps the key.
   const prepare = async () => { made ??= await rotation.makeKey() }
-  return changeKey({ longTransactions, keyring }, organization, actor, seen, async (db, project) => {
+  return { prepare, write }
+
+  async function write (db: Db, project: KeyState, lockCounter: () => Promise<Counter>): Promise<Rotated> {
+    await requireSeen(db, keyring, project, seen)
     const key = made!
     const oldKey = await findActiveKeyOf(db, project)
     const found = await lockDocuments(db, project)
@@ -105,29 +105,22 @@ export async function rotate (
     })
     const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, retention)
     if (waiting > 0) await startReEncryption(db, under, waiting)
-    // Locks the counter row last, because all other writes of the organization wait from here until the commit.
-    const counter = (await lockCounterLast(db, actor))!
+    const counter = await lockCounter()
     requireBytes(counter.plan, counter.stored_bytes, growth)
     const ids = takeVersionIds(counter, documents.length)
     await recordDocuments({ db, actor, project: under, storageKey }, documents, ids, () => ({ action: 'rotate' }))
-
-    await recordEvent(db, actor, {
-      action: 'key.rotate',
-      resource_type: 'project',
-      resource_id: project.id,
-      details: {
-        managed: key.managed,
-        from: project.key_version,
-        to: key.version,
-        documents: documents.length,
-        first_version: ids.first_version,
-        history_policy: policy,
-        ...rotation.details
-      },
-      growth
-    })
-    return { key: newKey, documents: documents.length, waiting }
-  }, prepare)
+    const details = {
+      managed: key.managed,
+      from: project.key_version,
+      to: key.version,
+      documents: documents.length,
+      first_version: ids.first_version,
+      history_policy: policy,
+      ...rotation.details
+    }
+    const event = { ...eventOf('key.rotate', project.id, details), resource_type: 'project', growth }
+    return { key: newKey, documents: documents.length, waiting, event }
+  }
 }
 
 /** Returns a `convert` that re-encrypts a document of a server-managed project under the new key. */
@@ -143,18 +136,10 @@ export function reencrypt (keyring: Keyring): Rotation['convert'] {
   }
 }
 
-/** Runs a change of a key as a long operation. Fails with 409 if the active key or its custody is no longer `seen`. */
-export async function changeKey<T> (
-  { longTransactions, keyring }: Vault, organization: Organization, actor: Pick<Actor, 'answering'>, seen: SeenKey,
-  change: (db: Db, project: KeyState) => Promise<T>, prepare?: () => Promise<void>
-): Promise<T> {
-  const run = async (db: Db, project: KeyState) => {
-    if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
-    await lockCurrentCanary(db, keyring)
-    return change(db, project)
-  }
-  const operation = { organization, projectId: seen.id, actor, run, ...(prepare && { prepare }) }
-  return runLongOperation({ longTransactions }, operation)
+/** 409 if the active key of the locked project or its custody is no longer `seen`. Also locks the master key. */
+export async function requireSeen (db: Db, keyring: Keyring, project: KeyState, seen: SeenKey): Promise<void> {
+  if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
+  await lockCurrentCanary(db, keyring)
 }
 
 /** Calls `work` with the ids of each batch of documents. */

@@ -1,0 +1,128 @@
+import { createGates, WorkOverloaded } from '../crypto/bounded.ts'
+import { appendEvents, openChange, requireOpen, type Counter } from '../db/changes/chain.ts'
+import { isLockTimeout, isOnlyConnection, transaction, type Db } from '../db/database.ts'
+import { atWaitTime, waitNow } from '../db/postgres/wait-clock.ts'
+import type { Actor } from '../repositories/audit/audit.ts'
+import { lockLongOperations } from '../repositories/operations/long-operations.ts'
+import { fail } from '../rules/errors.ts'
+import { change } from './change.ts'
+import { createStoredResponses } from './repeats.ts'
+import { eventsOf, type Made, type RowChange } from './steps.ts'
+
+// Long operations may write every document of a project: key rotations, changes of custody, `restore-to`, deletions of
+// many levels. An organization runs one at a time across all instances, so that it cannot occupy all connections.
+
+class LongOperationOverloaded extends WorkOverloaded {
+  override readonly name = 'LongOperationOverloaded'
+}
+
+// The operations of an organization wait in a queue in the process, without a database connection.
+const gateOf = createGates(1, 8, () => new LongOperationOverloaded(), 8_000, (milliseconds, late) =>
+  atWaitTime(waitNow() + milliseconds, late))
+
+/** The code of the 409 response if another long operation uses the project or the organization. */
+type InUse = 'rotation_in_progress' | 'conflict'
+
+/** A change that takes up to a minute. `load` locks the project until the end of the transaction. */
+export interface LongChange<Loaded, Written, Body = object | null> extends RowChange<Loaded, Written, Body> {
+  projectId: string
+  inUse?: InUse
+  /**
+   * Expensive work without the database. Runs in the transaction, but before the project is locked, and only if the
+   * request has no stored response. With a single connection, runs before the transaction.
+   */
+  prepare?: (() => Promise<void>) | undefined
+}
+
+/**
+ * Like `change`, for a change that takes longer than four seconds: runs in one transaction of up to a minute, which
+ * locks the organization's counter row last. Fails with 409 (`inUse`) if another request uses the project, or if a long
+ * operation of the organization on another instance does not end within the lock timeout. Fails with 503
+ * (LongOperationOverloaded) if the queue of the organization is full, or if the wait in the queue is too long.
+ *
+ * With an `Idempotency-Key`, looks for the stored response after the lock, because the operation that had the lock may
+ * be the first request with this key. If that operation does not end in time, the 409 is `conflict`.
+ */
+export async function changeLong<Loaded, Written, Body extends object | null> (
+  longTransactions: Db, actor: Actor, asked: LongChange<Loaded, Written, Body>
+): Promise<Made<Body> & { written: Written }> {
+  const { projectId, inUse = 'rotation_in_progress', prepare } = asked
+  // All other requests would wait for the only connection. There is a single process then, in which a repeat is refused
+  // (`oncePerProject`) until the response is stored.
+  const isFirst = isOnlyConnection(longTransactions)
+  const inTransaction = () => transaction(longTransactions, async (db) =>
+    takeLongSteps(db, actor, isFirst ? { ...asked, prepare: undefined } : asked))
+  return oncePerProject(projectId, actor, inUse, () =>
+    gateOf(actor.organization_id)(async () => {
+      if (isFirst) await prepare?.()
+      return conflictOnLockTimeout(inTransaction, actor.answering == null ? inUse : 'conflict')
+    }))
+}
+
+/** `changeLong` if `isLong`, otherwise `change`: for changes whose duration depends on their size. */
+export const changeLongIf = async <Loaded, Written, Body extends object | null>(
+  isLong: boolean, { db, longTransactions }: { db: Db, longTransactions: Db }, actor: Actor,
+  asked: LongChange<Loaded, Written, Body>
+): Promise<Made<Body> & { written: Written }> =>
+  isLong ? changeLong(longTransactions, actor, asked) : change(db, actor, asked)
+
+async function takeLongSteps<Loaded, Written, Body extends object | null> (
+  db: Db, actor: Actor, { count, prepare, load, decide }: LongChange<Loaded, Written, Body>
+): Promise<Made<Body> & { written: Written }> {
+  const responses = createStoredResponses(db, [actor])
+  const requireFirst = async () => {
+    await responses.load()
+    responses.requireFirst(actor)
+  }
+  let counter: Counter | undefined
+  // Other writes of the organization wait from here until the commit.
+  const lockCounter = async () => {
+    if (counter !== undefined) return counter
+    counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
+    requireOpen(counter)
+    // Another request with this key may have committed since the first look.
+    await requireFirst()
+    return counter
+  }
+  await lockLongOperations(db, actor.organization_id)
+  await requireFirst()
+  await count?.()
+  await prepare?.()
+  const { write, events, answer } = decide(await load(db))
+  const written = await write(db, lockCounter)
+  const rows = eventsOf(actor, await lockCounter(), events(written))
+  const made = answer(written)
+  responses.keep(actor, made)
+  await responses.write()
+  if (rows.length > 0) await appendEvents(db, new Map([[actor.organization_id, await lockCounter()]]), rows)
+  return { ...made, written }
+}
+
+// Maximum wait while another transaction, such as a revocation, locks the caller's rows. A retry would repeat all work.
+const CALLER_LOCK_TIMEOUT_MS = 1_000
+
+const projectsInUse = new Map<string, Actor>()
+
+// Fails at once if this process already works on the project: `conflict` for a repeated request, otherwise `inUse`.
+async function oncePerProject<T> (projectId: string, actor: Actor, inUse: InUse, work: () => Promise<T>): Promise<T> {
+  const other = projectsInUse.get(projectId)
+  if (other !== undefined) fail(actor.answering?.repeats(other.answering) ? 'conflict' : inUse)
+  projectsInUse.set(projectId, actor)
+  try {
+    return await work()
+  } finally {
+    projectsInUse.delete(projectId)
+  }
+}
+
+/** Runs `work`. After a lock timeout, fails with 409 instead of 503, because another request has the lock. */
+export async function conflictOnLockTimeout<T> (
+  work: () => Promise<T>, inUse: InUse = 'rotation_in_progress'
+): Promise<T> {
+  try {
+    return await work()
+  } catch (error) {
+    if (isLockTimeout(error)) fail(inUse)
+    throw error
+  }
+}

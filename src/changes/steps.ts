@@ -1,0 +1,244 @@
+import type { KeyObject } from 'node:crypto'
+import { CallerEnded, RowLocked, validateCallers, type Verdict } from '../db/callers/caller.ts'
+import {
+  appendEvents, lockCounters, openChange, requireOpen, type Counter, type SynchronousCommit
+} from '../db/changes/chain.ts'
+import { tampered, type Db } from '../db/database.ts'
+import { eventRow, type EventRow } from '../db/events.ts'
+import type { Actor, AuditEvent, RecordedEvent } from '../repositories/audit/audit.ts'
+import type { Answer } from '../repositories/operations/idempotency.ts'
+import { findLevelsToWrite, type LevelState, type Target } from '../repositories/levels/levels.ts'
+import { writeSecrets } from '../repositories/secrets/secrets.ts'
+import { findVersionsTogether, type FullVersion } from '../repositories/secrets/versions.ts'
+import type { ApiError } from '../rules/errors.ts'
+import { planOf, withDocument, type Change, type Planned, type Written } from '../vault/documents/plan-write.ts'
+import { createStoredResponses, type StoredResponses } from './repeats.ts'
+
+/** What `decide` returns. `read` is the event if no document is written: what the response reveals. */
+export type Decision<Body = object | null> = { read?: AuditEvent | undefined } & ({
+  /** The change of the document. */
+  change: Change
+  /** The response, from the written document. */
+  answer: (written: Written) => Answer<Body>
+} | {
+  /** Nothing changes. */
+  change?: undefined
+  answer: () => Answer<Body>
+} | {
+  /** The planned change of a dry run, which is checked against the limits of the plan and not written. */
+  change: Change | undefined
+  /** Makes the response of a dry run after the transaction. */
+  dryRun: () => Promise<Answer<Body>>
+} | {
+  /** The error of a change that the content of the document refuses. */
+  refused: ApiError
+})
+
+/**
+ * A change of a document. `decide` is called while the organization's counter row is locked, with the level (undefined
+ * if the level does not exist) and the version to restore. `decide` throws an error to refuse the change without an
+ * event. `decide` is synchronous, so that other changes of the organization do not wait for I/O.
+ */
+export interface DocumentChange<Body = object | null> {
+  storageKey: KeyObject
+  /** The level, and the version to restore: read under the lock. */
+  load: Target
+  /** The bytes of the document in the request. */
+  bytes: number
+  decide: (state: LevelState | undefined, restored: FullVersion | undefined) => Decision<Body>
+}
+
+/** What `decide` of a change of rows returns. */
+export interface RowDecision<Written, Body = object | null> {
+  /**
+   * Writes the rows. Returns what the events and the response need from the database. A long operation locks the
+   * counter row last, with `lockCounter`.
+   */
+  write: (db: Db, lockCounter: () => Promise<Counter>) => Promise<Written>
+  /** The events, each of the caller or with its own actor. */
+  events: (written: Written) => (AuditEvent | RecordedEvent)[]
+  answer: (written: Written) => Answer<Body>
+}
+
+/**
+ * A change of other rows than documents, in a transaction of its own. `load` and `write` run while the organization's
+ * counter row is locked, so `load` may read in several steps. Both can run again in another transaction (RowLocked).
+ * `load` and `decide` throw an error to refuse the change.
+ */
+export interface RowChange<Loaded, Written, Body = object | null> {
+  /** Counts the limit of the effect: after the check for a repeated request, once for all transactions. */
+  count?: (() => Promise<unknown>) | undefined
+  load: (db: Db) => Promise<Loaded>
+  decide: (loaded: Loaded) => RowDecision<Written, Body>
+}
+
+interface Asked { organizationId: string, bytes: number, actor: Actor }
+interface DocumentRequest extends DocumentChange, Asked { isApart?: boolean }
+interface RowRequest extends RowChange<unknown, unknown>, Asked { isApart: true }
+export type ChangeRequest = DocumentRequest | RowRequest
+
+/** An event of a request that only reads. */
+export interface ReadRequest { organizationId: string, bytes: number, row: EventRow, isApart?: boolean }
+
+/** A request. With `isApart`, its transaction has requests of one organization only, and may wait for locks. */
+export type Request = ChangeRequest | ReadRequest
+
+/** The result of a request. After the error RowLocked, the request runs again in another transaction. */
+export type Outcome = { answer: Made | undefined } | { dryRun: () => Promise<Answer> } | { error: unknown }
+
+/** A response, with what `write` returned. */
+export interface Made<Body = object | null, Written = unknown> extends Answer<Body> { written?: Written }
+
+/** What was read for a change of a document under the lock. `level` and `restored` throw TamperedRow. */
+interface Loaded {
+  level: () => { state: LevelState, isFree: boolean } | undefined
+  restored: (() => FullVersion | undefined) | undefined
+}
+
+/** What the requests of a transaction write in the end. */
+interface Rows { documents: Planned[], events: EventRow[], responses: StoredResponses }
+
+/**
+ * The steps of all requests of one transaction: locks the counter rows, validates the callers, finds stored responses
+ * of repeated requests, reads what the changes need, decides each request in order, and writes all rows, events and
+ * responses. If another transaction has locked a counter row, requests with `isApart` wait for the lock; other requests
+ * get RowLocked. Throws the error of a change of rows, which is alone in its transaction.
+ */
+export async function takeSteps (db: Db, requests: readonly Request[], commit: SynchronousCommit) {
+  const changes = requests.filter((request) => 'decide' in request)
+  const isApart = requests.every(({ isApart }) => isApart)
+  const responses = createStoredResponses(db, changes.map(({ actor }) => actor))
+  // The statements are pipelined and run in this order, so all but the first see the state under the lock.
+  const [counters, verdicts, loaded] = await Promise.all([
+    lock(db, requests, isApart ? 'all' : 'free', commit),
+    validateCallers(db, changes.map(({ organizationId, actor }) =>
+      actor.caller && { ...actor.caller, organization_id: organizationId })),
+    load(db, changes.flatMap((change) => isOfRows(change) ? [] : [change])),
+    responses.load()
+  ])
+  const verdictOf = new Map(changes.map((change, i) => [change, verdicts[i]!]))
+  const rows: Rows = { documents: [], events: [], responses }
+
+  function counterOf ({ organizationId }: Request): Counter {
+    const counter = counters.get(organizationId)
+    if (counter === undefined) throw isApart ? new CallerEnded() : new RowLocked()
+    return counter.hasKey ? counter : tampered()
+  }
+
+  /** Throws if the caller is no longer valid, or if the request was answered before. Returns the verdict. */
+  function admit (request: ChangeRequest, counter: Counter): Verdict {
+    const { actor } = request
+    const verdict = verdictOf.get(request)!
+    if (verdict === 'ended') throw new CallerEnded()
+    if (actor.caller != null) requireOpen(counter)
+    // Only a document is decided although the caller's rows are locked, so that a refusal does not depend on locks.
+    if (verdict === 'locked' && (isOfRows(request) || actor.answering != null)) throw new RowLocked()
+    responses.requireFirst(actor)
+    return verdict
+  }
+
+  async function takeAlone (request: RowRequest): Promise<Outcome> {
+    const counter = counterOf(request)
+    admit(request, counter)
+    return changeRows(db, request, counter, rows)
+  }
+
+  function take (request: DocumentRequest | ReadRequest): Outcome {
+    try {
+      const counter = counterOf(request)
+      if ('load' in request) {
+        const verdict = admit(request, counter)
+        return changeDocument(request, loaded.get(request)!, verdict, counter, rows)
+      }
+      rows.events.push(request.row)
+      return { answer: undefined }
+    } catch (error) {
+      return { error }
+    }
+  }
+
+  const [first] = requests
+  const outcomes = first !== undefined && isOfRows(first)
+    ? [await takeAlone(first)]
+    : requests.flatMap((request) => isOfRows(request) ? [] : [take(request)])
+  await Promise.all([
+    rows.documents.length > 0 && writeSecrets(db, rows.documents),
+    responses.write(),
+    rows.events.length > 0 && appendEvents(db, counters, rows.events)
+  ])
+  return { outcomes, counters: counters.values() }
+}
+
+const isOfRows = (request: Request): request is RowRequest => 'load' in request && typeof request.load === 'function'
+
+async function lock (
+  db: Db, requests: readonly Request[], which: 'all' | 'free', commit: SynchronousCommit
+): Promise<Map<string, Counter>> {
+  const ids = new Set(requests.map(({ organizationId }) => organizationId))
+  if (!requests.some(isOfRows)) return lockCounters(db, ids, which, commit)
+  // The functions that `load` and `write` call find the counter of the transaction.
+  const [organization_id = ''] = ids
+  const counter = await openChange(db, { organization_id })
+  return new Map(counter && [[organization_id, counter]])
+}
+
+async function load (db: Db, changes: readonly DocumentRequest[]): Promise<Map<DocumentRequest, Loaded>> {
+  const restores = changes.flatMap((change) => 'version' in change.load ? [{ change, id: change.load.version }] : [])
+  const [levels, versions] = await Promise.all([
+    findLevelsToWrite(db, changes.map(({ organizationId, load }) => ({ organizationId, target: load }))),
+    restores.length === 0
+      ? []
+      : findVersionsTogether(db, restores.map(({ change, id }) => ({ organization_id: change.organizationId, id })))
+  ])
+  const restored = new Map(restores.map(({ change }, i) => [change, versions[i]!]))
+  return new Map(changes.map((change, i) => [change, { level: levels[i]!, restored: restored.get(change) }]))
+}
+
+/** Decides a change of a document. Adds its rows and its event, and moves the counter for the next change. */
+function changeDocument (
+  request: DocumentRequest, loaded: Loaded, verdict: Verdict, counter: Counter, rows: Rows
+): Outcome {
+  const { actor } = request
+  const level = loaded.level()
+  const state = level && withDocument(level.state, rows.documents)
+  // Calls `decide` before the check of the locks, so that a refusal does not depend on locks.
+  const decision = request.decide(state, loaded.restored?.())
+  if (verdict === 'locked' || level?.isFree === false) throw new RowLocked()
+  const change = 'change' in decision ? decision.change : undefined
+  const planned = change && planOf(request, state!, change, counter)
+  const event = 'answer' in decision && planned ? planned.event : decision.read
+  if (event !== undefined) rows.events.push(eventRow(actor, event))
+  if ('refused' in decision) return { error: decision.refused }
+  if ('dryRun' in decision) return decision
+  if (planned !== undefined) {
+    counter.next_version += planned.version === null ? 0 : 1
+    counter.stored_bytes += planned.growth
+    rows.documents.push(planned)
+  }
+  const answer = decision.answer(planned!)
+  rows.responses.keep(actor, answer)
+  return { answer }
+}
+
+/** Reads, decides and writes a change of rows. Adds its events. */
+async function changeRows (db: Db, request: RowRequest, counter: Counter, rows: Rows): Promise<Outcome> {
+  const { actor } = request
+  await request.count?.()
+  const { write, events, answer } = request.decide(await request.load(db))
+  const written = await write(db, async () => counter)
+  rows.events.push(...eventsOf(actor, counter, events(written)))
+  const made = answer(written)
+  rows.responses.keep(actor, made)
+  return { answer: { ...made, written } }
+}
+
+/** The rows of events, each of the caller or of its own actor. Adds the growth of the events to the counter. */
+export function eventsOf (
+  caller: Actor, counter: Counter, events: readonly (AuditEvent | RecordedEvent)[]
+): EventRow[] {
+  return events.map((one) => {
+    const { actor, event } = 'event' in one ? one : { actor: caller, event: one }
+    counter.stored_bytes += event.growth ?? 0
+    return eventRow(actor, event)
+  })
+}
