@@ -131,9 +131,11 @@ export async function connect (options: ConnectOptions): Promise<Database> {
 }
 
 function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions): Database {
-  const { url, ssl } = tlsOf(databaseUrl)
+  const { url, ssl, hosts } = tlsOf(databaseUrl)
   const client = (max: number, more: object = {}, session: object = SESSION) => postgres(url, {
     ...COMMON,
+    // The driver reorders the lists.
+    ...structuredClone(hosts),
     ssl,
     max,
     connect_timeout: 3,
@@ -200,7 +202,7 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     ...withoutDeadline(alone, handleOf, () => engine === 'citus', onWait),
     kind: 'postgres',
     get engine () { return engine },
-    where: `${host.map((name, i) => `${name}:${port[i]}`).join(',')}/${database}`,
+    where: `${host.map((name, i) => `${name.includes(':') ? `[${name}]` : name}:${port[i]}`).join(',')}/${database}`,
     pools,
     authenticate: async authority => {
       await detect(writes)

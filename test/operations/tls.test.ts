@@ -1,6 +1,8 @@
 // runs: no database
 import { spawnSync } from 'node:child_process'
+import { once } from 'node:events'
 import { chownSync, statSync, writeFileSync } from 'node:fs'
+import { createServer, type AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import postgres from 'postgres'
 import { sql } from 'drizzle-orm'
@@ -39,6 +41,24 @@ t.test('a remote connection without verified TLS is reported; TLS options that a
     '?sslmode=verify-full&sslmode=disable', '?x=1&x=1', '?x=1?y&sslmode=verify']) {
     t.throws(() => weaknessOf(rest), UrlError, rest)
   }
+})
+
+t.test('a connection to an IPv6 address goes to this address, and messages name it', async (t) => {
+  const { hosts } = tlsOf('postgres://u:p%40@[::1]:5433,db.example,[FE80::2]/d')
+  t.strictSame(hosts, { host: ['::1', 'db.example', 'fe80::2'], port: [5433, 5432, 5432] })
+  t.equal(tlsOf('postgres://u@127.0.0.1:1,h/d').hosts, undefined, 'the driver reads other addresses in the URL')
+  const server = createServer((socket) => { socket.once('data', (data) => socket.end(data)) })
+  const failure = await new Promise<Error | undefined>((resolve) => {
+    server.once('error', resolve).listen(0, '::1', () => resolve(undefined))
+  })
+  if (failure !== undefined) return t.comment(`no IPv6 here: ${failure.message}`)
+  t.teardown(() => server.close())
+  const { port } = server.address() as AddressInfo
+  const arrived = once(server, 'connection')
+  const database = await connect({ url: `postgres://u@[::1]:${port}/d`, pool: 2 })
+  t.teardown(() => database.close())
+  t.equal(database.where, `[::1]:${port}/d`)
+  await Promise.all([t.rejects(database.ping()), arrived])
 })
 
 t.test('each sslmode checks what its name says, against a PostgreSQL with a certificate of its own', {

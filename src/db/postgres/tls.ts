@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { isIP } from 'node:net'
 import { checkServerIdentity, type ConnectionOptions } from 'node:tls'
-import { hostsOf, refuse, splitUrl } from './url.ts'
+import { hostsOf, ipv6HostsOf, refuse, splitUrl } from './url.ts'
 
 const TLS_MODES = ['disable', 'allow', 'prefer', 'require', 'verify-ca', 'verify-full'] as const
 type Mode = (typeof TLS_MODES)[number]
@@ -9,6 +9,8 @@ type Mode = (typeof TLS_MODES)[number]
 interface Tls {
   /** The URL for the driver: without TLS parameters and without settings that the service sets. */
   url: string
+  /** Hosts and ports, if the driver cannot read them in the URL. */
+  hosts: { host: string[], port: number[] } | undefined
   /** The `ssl` option of the driver: a string for encryption without verification, options with verification. */
   ssl: false | 'prefer' | 'require' | ConnectionOptions
   /** Why the connection can be read or intercepted; undefined if it is secure. */
@@ -32,6 +34,7 @@ export function tlsOf (databaseUrl: string): Tls {
   const weakness = isLocal ? undefined : WEAKNESSES[mode]
   return {
     url: rest === '' ? address : `${address}?${rest}`,
+    hosts: ipv6HostsOf(address),
     ssl: optionsFor(mode, root, hosts),
     weakness: weakness && `The connection to the database is ${weakness}: use sslmode=verify-full in DATABASE_URL`
   }

@@ -63,8 +63,25 @@ export function splitUrl (databaseUrl: string): { address: string, parameters: U
 // A path, or an abstract socket of Linux.
 const isSocket = (host: string) => /^(?:\/|%2f|@|%40)/i.test(host)
 
-/** The hosts of an address, in lower case, without ports and brackets. */
-export function hostsOf (address: string): string[] {
+const PORT = 5432
+
+const partsOf = (address: string): { host: string, port: number }[] => {
   const [, hosts = ''] = /^[^:]+:\/\/(?:[^/@]*@)?([^/]*)/.exec(address) ?? []
-  return hosts.split(',').map((host) => host.replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1').toLowerCase())
+  return hosts.split(',').map((host) => ({
+    host: host.replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1').toLowerCase(),
+    port: Number(/:(\d+)$/.exec(host)?.[1] ?? PORT)
+  }))
+}
+
+/** The hosts of an address, in lower case, without ports and brackets. */
+export const hostsOf = (address: string): string[] => partsOf(address).map(({ host }) => host)
+
+/**
+ * The hosts and ports of an address with an IPv6 address, as options of the driver, which would split the address at
+ * its colons; undefined for other addresses.
+ */
+export function ipv6HostsOf (address: string): { host: string[], port: number[] } | undefined {
+  const parts = partsOf(address)
+  if (!parts.some(({ host }) => host.includes(':'))) return undefined
+  return { host: parts.map(({ host }) => host), port: parts.map(({ port }) => port) }
 }

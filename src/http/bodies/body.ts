@@ -1,7 +1,7 @@
-import type { FastifyInstance, FastifyRequest } from 'fastify'
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import type { IncomingMessage } from 'node:http'
 import type { TSchema } from '@sinclair/typebox'
-import { fail } from '../../rules/errors.ts'
+import { ApiError, fail } from '../../rules/errors.ts'
 import { MERGE_PATCH_TYPE } from '../../../schemas/changes.ts'
 import { withoutMark } from '../../rules/documents/read.ts'
 import { refuseBody } from './faults.ts'
@@ -62,10 +62,34 @@ export function installBodyParser (app: FastifyInstance) {
   app.server.on('checkExpectation', (raw, response) => app.server.emit('request', raw, response))
   app.addHook('preParsing', (request, reply, payload, done) => {
     if (asking.delete(request.raw)) reply.raw.writeContinue()
+    if (request.headers['transfer-encoding'] !== undefined) limitChunks(request, reply)
     // A route without a body schema ignores the body, so Fastify must not check the content type.
     if (request.routeOptions.schema?.body === undefined) delete request.headers['content-type']
     done(null, payload)
   })
+}
+
+// Each chunk of a body takes microseconds, however small it is. So a body may have this many chunks, and more only if
+// they have this many bytes on average.
+const CHUNKS = { free: 2_000, bytes: 32 }
+
+/** Ends the request with 413 if its body comes in very many small chunks, and closes the connection. */
+function limitChunks ({ raw }: FastifyRequest, reply: FastifyReply) {
+  const push = raw.push.bind(raw)
+  let [chunks, bytes, isRefused] = [0, 0, false]
+  raw.push = (chunk: Buffer | null) => {
+    chunks++
+    bytes += chunk?.length ?? 0
+    if (!isRefused && chunks <= CHUNKS.free + bytes / CHUNKS.bytes) return push(chunk)
+    if (isRefused) return true
+    isRefused = true
+    if (raw.listenerCount('error') === 0) raw.destroy()
+    else {
+      reply.header('connection', 'close')
+      raw.emit('error', new ApiError('payload_too_large'))
+    }
+    return true
+  }
 }
 
 /** Ends the request with 415 if its headers do not declare uncompressed JSON in UTF-8. */

@@ -11,9 +11,10 @@ import { sessions, userColumns, users } from '../../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import type { User } from './users.ts'
 
+const DAY = 24 * 60 * 60 * 1000
+const LIFETIME = 7 * DAY
 /** Seconds after the sign-in for which a session is valid. */
-export const SESSION_SECONDS = 7 * 24 * 60 * 60
-const LIFETIME = SESSION_SECONDS * 1000
+export const SESSION_SECONDS = LIFETIME / 1000
 const IDLE = sql`${STATEMENT_TIME} - interval '12 hours'`
 const MINUTE = 60_000
 /** The maximum number of sessions of a person. Keeps the sessions that were used last; the others end. */
