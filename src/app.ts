@@ -23,6 +23,7 @@ import type { OwnCounters } from './http/limits/counters.ts'
 import { installErrors, sendError } from './http/responses/errors.ts'
 import { installHeaders, setHeaders } from './http/responses/headers.ts'
 import { LEFT_OUT_HEADER } from './http/responses/left-out.ts'
+import { limitUnsent } from './http/responses/unsent.ts'
 import { installEtags } from './http/repeats/etags.ts'
 import { health } from './http/observability/health.ts'
 import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type LogStream } from './http/observability/log.ts'
@@ -221,6 +222,7 @@ export async function buildApp (
   requestLog.install(app)
   if (traces !== undefined) installTraces(app, await createTracer(traces, metrics, warn))
   installHeaders(app)
+  limitUnsent(app)
   installErrors(app)
   installBodyParser(app)
   app.addHook('onRequest', (request, reply, done) => {
