@@ -24,6 +24,7 @@ let hundred: TestApp
 let three: TestApp
 
 t.before(async () => {
+  // Databases of their own: these services count, from nothing, what organizations, addresses and pages get.
   hundred = await startIsolatedApp({ teardown: (fn) => t.teardown(fn) }, { RATE_LIMIT_API: '100', BODY_LIMIT: '16KiB' })
   three = await startIsolatedApp({ teardown: (fn) => t.teardown(fn) }, { RATE_LIMIT_API: '3', TRUST_PROXY: '10.0.0.0/8' })
 })

@@ -37,6 +37,7 @@ const form = FORMS[values.long ? 'long' : 'short']
 const tool = install()
 
 const ends: (() => unknown)[] = []
+// A database of its own: the generated requests change and delete whatever they find.
 const service = await startIsolatedApp({ teardown: (end) => ends.unshift(end) })
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const stage = await openStage(service, address)
