@@ -79,8 +79,7 @@ async function takeLongSteps<Loaded, Written, Body extends object | null> (
   // Other writes of the organization wait from here until the commit.
   const lockCounter = async () => {
     if (counter !== undefined) return counter
-    counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
-    requireOpen(counter)
+    counter = await lockCounterLast(db, actor)
     // Another request with this key may have committed since the first look.
     await requireFirst()
     return counter
@@ -101,6 +100,16 @@ async function takeLongSteps<Loaded, Written, Body extends object | null> (
 
 // Maximum wait while another transaction, such as a revocation, locks the caller's rows. A retry would repeat all work.
 const CALLER_LOCK_TIMEOUT_MS = 1_000
+
+/**
+ * Locks the counter row of the actor's organization after all other rows, and validates the caller. Throws CallerEnded,
+ * OrganizationInactive or RowLocked.
+ */
+export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter> {
+  const counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
+  requireOpen(counter)
+  return counter
+}
 
 const projectsInUse = new Map<string, Actor>()
 

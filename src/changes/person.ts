@@ -1,8 +1,9 @@
-import { appendEvents, openChange, requireOpen } from '../db/changes/chain.ts'
+import { appendEvents } from '../db/changes/chain.ts'
 import { transaction, type Db } from '../db/database.ts'
 import type { Actor } from '../repositories/audit/audit.ts'
 import { createAnswers } from '../repositories/operations/idempotency.ts'
 import { lockUser } from '../repositories/people/users.ts'
+import { lockCounterLast } from './long.ts'
 import { resultOf, type Made, type RowChange } from './steps.ts'
 
 /**
@@ -20,13 +21,8 @@ export async function changeOfPerson<Loaded, Written, Body extends object | null
       await answering.requireFirst(db)
     }
     const decision = decide(await load(db))
-    const lockCounter = async () => {
-      const counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
-      requireOpen(counter)
-      return counter
-    }
-    const written = await decision.write(db, lockCounter)
-    const counter = await lockCounter()
+    const written = await decision.write(db, () => lockCounterLast(db, actor))
+    const counter = await lockCounterLast(db, actor)
     const { events, answer } = resultOf(decision, actor, counter, written)
     await appendEvents(db, new Map([[organization_id, counter]]), events)
     if (answering != null) {
@@ -36,6 +32,3 @@ export async function changeOfPerson<Loaded, Written, Body extends object | null
     return { ...answer, written }
   }, { waited: actor.waited })
 }
-
-// Maximum wait while another transaction, such as a revocation, locks the caller's rows.
-const CALLER_LOCK_TIMEOUT_MS = 1_000

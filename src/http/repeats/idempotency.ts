@@ -52,7 +52,8 @@ const HEADER = Type.Optional(Patterned('^[\\x21-\\x7e]+$', KEY_RULE, {
     `${MAX_RESPONSES.toLocaleString('en')} in this time, then 422 \`limit_reached\``
 }))
 
-const STORED_HEADERS = ['etag', 'warning']
+/** The headers of a response that are stored with it. They belong to the response of a successful request only. */
+export const STORED_HEADERS = ['etag', 'warning']
 
 const headersOf = (reply: FastifyReply): Record<string, string> => Object.fromEntries(
   STORED_HEADERS.filter((name) => reply.hasHeader(name)).map((name) => [name, String(reply.getHeader(name))])

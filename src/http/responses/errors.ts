@@ -9,7 +9,7 @@ import { ApiError } from '../../rules/errors.ts'
 import { HiddenResource } from '../guard/level-lookup.ts'
 import { missingPart } from '../guard/missing-part.ts'
 import { witnessOf } from '../routes/actor.ts'
-import { Repeated, replay } from '../repeats/idempotency.ts'
+import { Repeated, replay, STORED_HEADERS } from '../repeats/idempotency.ts'
 import { BodyRefused, withLaterFaults } from '../bodies/faults.ts'
 import { errorsByMember } from '../bodies/validation.ts'
 
@@ -76,7 +76,7 @@ async function withAllFaults (request: FastifyRequest, thrown: FastifyError): Pr
 export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors, first }: ApiError) {
   request.errorCode = code
   // A failed handler may have set headers of its response. A later request with the ETag of an error gets 304.
-  for (const name of ['etag', 'warning']) reply.removeHeader(name)
+  for (const name of STORED_HEADERS) reply.removeHeader(name)
   return reply
     .code(ERRORS[code].status)
     .type('application/json; charset=utf-8')
