@@ -3,7 +3,7 @@ import { claimCharge, claimRefund, type Charge, type Refund } from '../repositor
 import { listDue } from '../repositories/billing/subscriptions.ts'
 import { ApiError } from '../rules/errors.ts'
 import type { Log } from '../telemetry/log.ts'
-import { createBackground, sideBySide, type Background } from '../vault/jobs/background.ts'
+import { createBackground, sideBySide, type Background } from '../jobs/background.ts'
 import type { Invoicing } from './invoicing.ts'
 import type { Outcome, Provider } from './provider.ts'
 import { reportCharge, reportRefund, type Doubt } from './settlement.ts'

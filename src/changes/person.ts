@@ -6,13 +6,18 @@ import { lockUser } from '../repositories/people/users.ts'
 import { lockCounterLast } from './long.ts'
 import { resultOf, type Made, type RowChange } from './steps.ts'
 
+interface CreatingChange<Loaded, Written, Body> extends RowChange<Loaded, Written, Body> {
+  count?: undefined
+  load: (db: Db) => Promise<Loaded>
+}
+
 /**
  * Like `change`, for a change of a person that creates the organization of `actor`, or that belongs to no organization
  * (`load` then throws). The counter row of the organization is locked last. Requests of the person with one
  * `Idempotency-Key` run one after the other.
  */
 export async function changeOfPerson<Loaded, Written, Body extends object | null> (
-  db: Db, actor: Actor, userId: number, { load, decide }: Required<Omit<RowChange<Loaded, Written, Body>, 'count'>>
+  db: Db, actor: Actor, userId: number, { load, decide }: CreatingChange<Loaded, Written, Body>
 ): Promise<Made<Body> & { written: Written }> {
   const { answering, organization_id } = actor
   return transaction(db, async (db) => {

@@ -65,13 +65,14 @@ type Event = AuditEvent | RecordedEvent
 
 /**
  * A change of other rows than documents, in a transaction of its own. `load` and `write` run while the organization's
- * counter row is locked, so `load` may read in several steps. Both can run again in another transaction (RowLocked).
+ * counter row is locked, so `load` may read in several steps; `counter` has the plan and the status of the
+ * organization. Both can run again in another transaction (RowLocked).
  * `load` and `decide` throw an error to refuse the change.
  */
 export interface RowChange<Loaded, Written, Body = object | null> {
   /** Counts the limit of the effect: after the check for a repeated request, once for all transactions. */
   count?: (() => Promise<unknown>) | undefined
-  load?: (db: Db) => Promise<Loaded>
+  load?: (db: Db, counter: Counter) => Promise<Loaded>
   decide: (loaded: Loaded) => RowDecision<Written, Body>
 }
 
@@ -228,7 +229,7 @@ function changeDocument (
 async function changeRows (db: Db, request: RowRequest, counter: Counter, rows: Rows): Promise<Outcome> {
   const { actor } = request
   await request.count?.()
-  const decision = request.decide(await request.load?.(db))
+  const decision = request.decide(await request.load?.(db, counter))
   const written = await decision.write(db, async () => counter)
   const { events, answer } = resultOf(decision, actor, counter, written)
   rows.events.push(...events)

@@ -61,7 +61,7 @@ export type ChainedEvent = Omit<EventRow, 'action' | 'occurred_at'> &
 
 /**
  * Computes MACs of events, caches chain keys, estimates the database's time, and tracks events without an anchor. An
- * anchor is a log line with the end of a chain, by which a truncated chain is detected (vault/audit/anchors.ts).
+ * anchor is a log line with the end of a chain, by which a truncated chain is detected (jobs/anchors.ts).
  */
 export interface EventChain {
   /** The ends of chains after the last commits of this process, of up to 10,000 organizations. */

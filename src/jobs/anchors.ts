@@ -1,7 +1,7 @@
-import { databaseError, findAuthority, type Db } from '../../db/database.ts'
-import { findDurableHeads } from '../../repositories/audit/chains.ts'
-import type { Log } from '../../telemetry/log.ts'
-import { createBackground, type Background } from '../jobs/background.ts'
+import { databaseError, findAuthority, type Db } from '../db/database.ts'
+import { findDurableHeads } from '../repositories/audit/chains.ts'
+import type { Log } from '../telemetry/log.ts'
+import { createBackground, type Background } from './background.ts'
 
 /** A log with a child that writes at level `info` even if the log itself has a higher level. */
 interface AnchorLog extends Pick<Log, 'warn'> {

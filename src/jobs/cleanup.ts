@@ -1,72 +1,21 @@
-import { transaction, type Db } from '../../db/database.ts'
-import { PIECE } from '../../db/callers/expired.ts'
-import type { Counter } from '../../db/changes/chain.ts'
-import { createTokenRemovals, deleteTokenRemoval, type TokenRemoval } from '../../db/callers/token-removals.ts'
-import { eventOf, recordEvent, systemOf, type AuditEvent } from '../../repositories/audit/audit.ts'
-import { deleteOldAnswers, listOwnersOfOldAnswers } from '../../repositories/operations/idempotency.ts'
-import { listExpiredInvitations } from '../../repositories/people/invitations.ts'
+import { change } from '../changes/change.ts'
+import { PIECE } from '../db/callers/expired.ts'
+import { deleteTokenRemoval, type TokenRemoval } from '../db/callers/token-removals.ts'
+import type { Db } from '../db/database.ts'
+import { systemOf } from '../repositories/audit/audit.ts'
 import {
-  countLevels, deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteUnusableTokens, deleteRemovedVersions,
-  deleteSecretsOfRemoved, endRemoval, LEFT_BEHIND, listUnusableTokens, listRemovals, listRemovedOrganizations,
-  listTokenRemovals, removeHistories, type Below, type Removal
-} from '../../repositories/operations/cleanup.ts'
-import { lockPlan } from '../../repositories/billing/plans.ts'
-import { deleteTeamsOfProject, listTeamsOfNothing } from '../../repositories/people/teams.ts'
-import { deleteTokens, lockTokensOfNothing } from '../../repositories/people/tokens.ts'
-import type { Log } from '../../telemetry/log.ts'
-import { expireInvitations } from './memberships.ts'
+  deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteRemovedVersions, deleteSecretsOfRemoved,
+  deleteUnusableTokens, endRemoval, LEFT_BEHIND, listRemovals, listRemovedOrganizations, listTokenRemovals,
+  listUnusableTokens, START, type Removal
+} from '../repositories/operations/cleanup.ts'
+import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/operations/idempotency.ts'
+import { listExpiredInvitations } from '../repositories/people/invitations.ts'
+import { deleteTokens, lockTokensOfNothing } from '../repositories/people/tokens.ts'
+import type { Log } from '../telemetry/log.ts'
+import { endingsOf } from '../vault/deletions.ts'
+import { expireInvitations } from '../vault/memberships.ts'
 import { sideBySide, type Background } from './background.ts'
-import { MAX_LEVELS_OF_SHORT_DELETION } from '../operations/long-operations.ts'
 import { createRoundRobin } from './round-robin.ts'
-
-const START: Removal = { history_id: '', id: 0 }
-
-/** Whether the deletion of a level with the levels below it is a long operation. */
-export const isLongDeletion = async (db: Db, organizationId: string, below: Below): Promise<boolean> =>
-  await countLevels(db, organizationId, below) > MAX_LEVELS_OF_SHORT_DELETION
-
-/**
- * Deletes a level and the levels below it. Also deletes the API tokens and team roles that are restricted to these
- * levels. `projectId` is the project of a deleted target or environment. If a project is deleted, its team roles are
- * deleted with its row. Returns the events.
- */
-export async function deleteLevel (
-  db: Db, organizationId: string, below: Below, event: Omit<AuditEvent, 'details'>, lockCounter: () => Promise<Counter>,
-  deleteRow: (gone: { documents: number }) => Promise<void>, projectId?: string
-): Promise<AuditEvent[]> {
-  const { bytes, ...gone } = await removeHistories(db, organizationId, below)
-  // Validates the caller before the deletion of tokens and team roles, which may include those of the caller.
-  await lockCounter()
-  await deleteRow(gone)
-  await removeSome(db, organizationId)
-  const tokens = await lockTokensOfNothing(db, organizationId, PIECE)
-  const teams = projectId === undefined ? [] : await listTeamsOfNothing(db, organizationId, projectId)
-  await deleteTokens(db, organizationId, tokens)
-  if (projectId !== undefined) await deleteTeamsOfProject(db, organizationId, projectId, teams)
-  // If more tokens are left, a background job deletes them. They give no access, because their levels are deleted.
-  if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(organizationId))
-  return [
-    { ...event, details: gone, growth: -bytes },
-    ...endingsOf(tokens, event.resource_type),
-    ...teams.map((id): AuditEvent => ({
-      action: 'team-project.delete',
-      resource_type: 'team',
-      resource_id: id,
-      details: { project_id: projectId!, with: event.resource_type }
-    }))
-  ]
-}
-
-const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, ended: 'level', ended_id: 0 })
-
-const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
-  tokens.map((id) => eventOf('api-token.delete', id, { with: cause }))
-
-/** Deletes a first batch of the rows that the transaction has marked as removed. A worker deletes the rest. */
-export async function removeSome (db: Db, organizationId: string): Promise<void> {
-  await deleteRemovedVersions(db, organizationId, START, PIECE)
-  await deleteEmptyHistories(db, organizationId, PIECE)
-}
 
 /** Deletes a batch. Returns the cursor for the next batch; undefined after the last batch. */
 type Step = (organization: string, place: Removal) => Promise<Removal | undefined>
@@ -119,10 +68,12 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
     { list: listOwnersOfOldAnswers, steps: [inBatches(deleteOldAnswers)] },
     {
       list: listExpiredInvitations,
-      steps: [inBatches((db, organization) => transaction(db, async (db) => {
-        await lockPlan(db, organization)
-        return expireInvitations(db, organization)
-      }, { organization_id: organization }))]
+      steps: [inBatches(async (db, organization) => (await change(db, systemOf(organization), {
+        decide: () => ({
+          write: async (db) => expireInvitations(db, organization),
+          events: ({ events }) => events
+        })
+      })).written.deleted)]
     },
     { list: listUnusableTokens, steps: [inBatches(deleteUnusableTokens)] }
   ]
@@ -130,14 +81,18 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
   async function removeTokens (removal: TokenRemoval): Promise<number> {
     const { organization_id, ended } = removal
     if (ended !== 'level') return deleteEndedTokens(db, { ...removal, ended }, PIECE)
-    return transaction(db, async (db) => {
-      const isThere = await lockPlan(db, organization_id) !== undefined
-      const tokens = isThere ? await lockTokensOfNothing(db, organization_id, PIECE) : []
-      if (tokens.length > 0) await recordEvent(db, systemOf(organization_id), ...endingsOf(tokens, ended))
-      await deleteTokens(db, organization_id, tokens)
-      if (tokens.length < PIECE) await deleteTokenRemoval(db, removal)
-      return tokens.length
-    }, { organization_id })
+    const { written: deleted } = await change(db, systemOf(organization_id), {
+      load: async (db, { is_closed }) => is_closed ? [] : lockTokensOfNothing(db, organization_id, PIECE),
+      decide: (tokens) => ({
+        async write (db) {
+          await deleteTokens(db, organization_id, tokens)
+          if (tokens.length < PIECE) await deleteTokenRemoval(db, removal)
+          return tokens.length
+        },
+        events: endingsOf(tokens, ended)
+      })
+    })
+    return deleted
   }
 
   const failure = 'cleanup failed; will retry'

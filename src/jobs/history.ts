@@ -1,9 +1,9 @@
-import type { Keyring } from '../../crypto/keyring.ts'
-import type { Db } from '../../db/database.ts'
-import { listReEncryptions, START, type Cursor, type Waiting } from '../../repositories/secrets/re-encryption.ts'
-import type { Log } from '../../telemetry/log.ts'
+import type { Keyring } from '../crypto/keyring.ts'
+import type { Db } from '../db/database.ts'
+import { listReEncryptions, START, type Cursor, type Waiting } from '../repositories/secrets/re-encryption.ts'
+import type { Log } from '../telemetry/log.ts'
 import type { Background } from './background.ts'
-import { endReEncryption, moveBatch } from '../operations/re-encryption.ts'
+import { endReEncryption, moveBatch } from '../vault/operations/re-encryption.ts'
 import { createRoundRobin, type StepResult } from './round-robin.ts'
 
 const REPORT_INTERVAL_MS = 5_000

@@ -1,9 +1,9 @@
-import type { Db } from '../../db/database.ts'
-import { findLateOrganizations, listLate, recordLate } from '../../repositories/audit/audit.ts'
-import { listOrganizationsOf } from '../../repositories/people/members.ts'
-import type { Log } from '../../telemetry/log.ts'
-import type { Background } from '../jobs/background.ts'
-import { createRoundRobin } from '../jobs/round-robin.ts'
+import type { Db } from '../db/database.ts'
+import { listLateOfUnlisted, recordLate } from '../changes/late.ts'
+import { listLate } from '../repositories/audit/audit.ts'
+import type { Log } from '../telemetry/log.ts'
+import type { Background } from './background.ts'
+import { createRoundRobin } from './round-robin.ts'
 
 /**
  * Appends late events (`late_events`) to the audit chains of their organizations when the counter rows are not locked.
@@ -15,7 +15,7 @@ export function createLateEventWorker (
 ): Background {
   return createRoundRobin<string, true>({
     async list (after, limit) {
-      if (after === undefined) await findLateOrganizations(db, listOrganizationsOf)
+      if (after === undefined) await listLateOfUnlisted(db)
       return listLate(db, after, limit)
     },
     nameOf: (organization) => organization,

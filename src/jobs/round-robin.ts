@@ -1,5 +1,5 @@
-import { databaseError } from '../../db/database.ts'
-import type { Log } from '../../telemetry/log.ts'
+import { databaseError } from '../db/database.ts'
+import type { Log } from '../telemetry/log.ts'
 import { createBackground, rest, type Background } from './background.ts'
 
 /** The result of a step. `more`: work is left after this place. `locked`: another transaction has locked the row. */

@@ -27,7 +27,7 @@ import { canonicalEmail, isEmail } from '../rules/formats/emails.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole } from '../rules/roles.ts'
-import { endInvitations, expireInvitations } from '../vault/jobs/memberships.ts'
+import { deleteUngiven, expireInvitations } from '../vault/memberships.ts'
 
 const toItem = ({ id, organization_id, invited_by, ...row }: InvitationRow) => ({
   type: 'invitations' as const,
@@ -80,23 +80,24 @@ export const invitations: Domain = async (app) => {
       const { id: organization_id } = principal.organization
       const { body, written: made } = await change(app.db, actorOf(request), {
         count: async () => app.countEffect(request, reply),
-        async load (db) {
+        async load (db, counter) {
           mail.reserve()
-          await expireInvitations(db, organization_id)
-          await endInvitations(db, organization_id)
+          const { events: ended } = await expireInvitations(db, organization_id)
+          ended.push(...await deleteUngiven(db, organization_id))
           if (await isMemberAddress(db, organization_id, email)) fail('already_member', { status: 'active' })
           if (await isInvited(db, organization_id, email)) fail('already_member', { status: 'invited' })
           if (await countInvitations(db, organization_id) >= MAX_OPEN_INVITATIONS) {
             fail('limit_reached', { limit: MAX_OPEN_INVITATIONS })
           }
-          await requirePlanQuota(db, organization_id, 'members')
+          await requirePlanQuota(db, counter, 'members')
+          return ended
         },
-        decide: () => ({
+        decide: (ended) => ({
           async write (db) {
             const invitation = { organization_id, id: ulid(), email, role, invited_by: asInviter(principal) }
             return createInvitation(db, invitation, await mail.take(db) ?? null)
           },
-          events: ({ id }) => [eventOf('invitation.create', id, { email, role })],
+          events: ({ id }) => [...ended, eventOf('invitation.create', id, { email, role })],
           answer: (made) => ({ status: 201, body: { data: toItem(made), message: howToAccept(mail.isReserved()) } })
         })
       }).catch(mail.fail)

@@ -18,7 +18,7 @@ import { fail } from '../rules/errors.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, grants } from '../rules/roles.ts'
-import { deleteUngiven, endMembership, isLastOwner } from '../vault/jobs/memberships.ts'
+import { deleteUngiven, endMembership, isLastOwner } from '../vault/memberships.ts'
 
 const toItem = (attributes: MemberAttributes) =>
   ({ type: 'members' as const, id: String(attributes.user_id), attributes })

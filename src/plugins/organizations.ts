@@ -19,7 +19,6 @@ import {
   deleteOrganization, listOrganizations, lockEverybody, readOrganization, updateOrganization,
   type ShownOrganization
 } from '../repositories/levels/organizations.ts'
-import { lockPlan } from '../repositories/billing/plans.ts'
 import { fail } from '../rules/errors.ts'
 import { requireNewName } from '../rules/formats/names.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
@@ -101,7 +100,7 @@ export const organizations: Domain = async (app) => {
       access: 'organization:update',
       at: 'organization',
       etag: true,
-      changes: lockItem,
+      changes: findItem,
       rules: [slugRule('organization')],
       audit: 'organization.update',
       errors: ['slug_taken', 'limit_reached']
@@ -141,7 +140,7 @@ export const organizations: Domain = async (app) => {
     config: {
       access: 'organization:delete',
       at: 'organization',
-      changes: lockItem,
+      changes: findItem,
       audit: 'organization.delete',
       errors: ['confirmation_required']
     },
@@ -189,9 +188,7 @@ export const organizations: Domain = async (app) => {
   })
 }
 
-// Locks the organization and reads it, to check preconditions. Without preconditions, the update itself locks the row.
-async function lockItem (db: Db, id: string) {
-  await lockPlan(db, id)
+async function findItem (db: Db, id: string) {
   const found = await readOrganization(db, id)
   return found && toAnswer(found).data
 }

@@ -20,7 +20,7 @@ import { fail } from '../rules/errors.ts'
 import { requireNewName } from '../rules/formats/names.ts'
 import { answerPage, isDefault } from '../rules/pagination.ts'
 import type { Place as LevelPlace } from '../rules/slices.ts'
-import { deleteLevel, isLongDeletion } from '../vault/jobs/cleanup.ts'
+import { deleteLevel, isLongDeletion } from '../vault/deletions.ts'
 
 type CreateBody = CreateTargetBody & CreateEnvironmentBody
 

@@ -29,7 +29,7 @@ import { projectsInside } from '../rules/slices.ts'
 import { differenceOf, handToClient, handToServer } from '../vault/operations/custody.ts'
 import { derivationGateOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
 import { refuseRevealing } from '../vault/keys/proofs.ts'
-import { deleteLevel, isLongDeletion } from '../vault/jobs/cleanup.ts'
+import { deleteLevel, isLongDeletion } from '../vault/deletions.ts'
 import { requireSeen } from '../vault/operations/rotate.ts'
 import { lockCurrentCanary } from '../vault/keys/master-keys.ts'
 
@@ -170,9 +170,9 @@ export const projects: Domain = async (app) => {
         ))
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => change(app.db, actorOf(request), {
-        async load (db) {
+        async load (db, counter) {
           await lockCurrentCanary(db, app.keyring)
-          await requirePlanQuota(db, organization.id, 'projects')
+          await requirePlanQuota(db, counter, 'projects')
           return chooseSlug(db, 'project', { organization_id: organization.id }, body)
         },
         decide: (slug) => ({

@@ -42,7 +42,7 @@ import {
   answerReading, charactersOf, currentContents, eventOfReading, pastContents, readingEtag, storedSecrets, viewOf,
   type Contents, type Reading, type View
 } from '../vault/documents/read.ts'
-import { removeSome } from '../vault/jobs/cleanup.ts'
+import { removeSome } from '../vault/deletions.ts'
 
 const READ_ERRORS = [
   'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'

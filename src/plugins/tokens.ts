@@ -32,7 +32,7 @@ import {
 } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { inheritedWarning } from '../vault/documents/open-documents.ts'
-import { deleteUngiven } from '../vault/jobs/memberships.ts'
+import { deleteUngiven } from '../vault/memberships.ts'
 
 // The value of a token is never stored, not even for an `Idempotency-Key`. After a loss, the client rotates the token.
 const VALUE: RedactedReplay = {

@@ -18,7 +18,7 @@ import { showRestrictions } from '../repositories/people/tokens.ts'
 import { listMemberships } from '../repositories/people/users.ts'
 import { fail } from '../rules/errors.ts'
 import { offsetOf, pageMeta, pageOf } from '../rules/pagination.ts'
-import { acceptInvitation, declineInvitation, type Refusal } from '../vault/jobs/memberships.ts'
+import { acceptInvitation, declineInvitation, type Refusal } from '../vault/memberships.ts'
 
 /** Shows the caller, and lists, accepts and declines the invitations to a user. */
 export const user: Domain = async (app) => {

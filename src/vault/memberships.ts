@@ -1,21 +1,21 @@
-import type { Role } from '../../../schemas/users.ts'
-import type { Db } from '../../db/database.ts'
-import { counterOf, requireOpen } from '../../db/changes/chain.ts'
-import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../../db/callers/grants.ts'
-import { eventOf, recordEvent, systemOf, type Actor, type RecordedEvent } from '../../repositories/audit/audit.ts'
+import type { Role } from '../../schemas/users.ts'
+import type { Db } from '../db/database.ts'
+import { counterOf, requireOpen } from '../db/changes/chain.ts'
+import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../db/callers/grants.ts'
+import { eventOf, recordEvent, systemOf, type Actor, type RecordedEvent } from '../repositories/audit/audit.ts'
 import {
   deleteExpiredInvitations, deleteInvitation, deleteInvitations, listEndedInvitations, listGivenInvitations,
   lockInvitation, type Invitation, type Inviter
-} from '../../repositories/people/invitations.ts'
-import { deleteMember, findActiveRoles, findMember, lockMember, lockOtherOwners } from '../../repositories/people/members.ts'
-import { findOrganization } from '../../repositories/levels/organizations.ts'
-import { createPersonalEvent } from '../../repositories/people/personal-events.ts'
-import { findFull, lockPlan } from '../../repositories/billing/plans.ts'
-import { createMember, lockMemberships, reachedLimit } from '../../repositories/people/users.ts'
-import { listPrincipals } from '../../repositories/people/principals.ts'
-import { canonicalEmail } from '../../rules/formats/emails.ts'
-import { mayInvite, powersOfRole, type Powers } from '../../rules/roles.ts'
-import type { MemberAttributes } from '../../../schemas/members.ts'
+} from '../repositories/people/invitations.ts'
+import { deleteMember, findActiveRoles, findMember, lockMember, lockOtherOwners } from '../repositories/people/members.ts'
+import { findOrganization } from '../repositories/levels/organizations.ts'
+import { createPersonalEvent } from '../repositories/people/personal-events.ts'
+import { findFull, lockPlan } from '../repositories/billing/plans.ts'
+import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
+import { listPrincipals } from '../repositories/people/principals.ts'
+import { canonicalEmail } from '../rules/formats/emails.ts'
+import { mayInvite, powersOfRole, type Powers } from '../rules/roles.ts'
+import type { MemberAttributes } from '../../schemas/members.ts'
 
 // Each function runs in the caller's transaction, and locks the organization before the account (decision 0029).
 
@@ -101,11 +101,6 @@ export async function deleteUngiven (db: Db, organizationId: string): Promise<Re
   return ended.map((invitation) => ({ actor: systemOf(organizationId), event: withdrawalOf(invitation) }))
 }
 
-/** Like `deleteUngiven`, and records the events. */
-export async function endInvitations (db: Db, organizationId: string): Promise<void> {
-  for (const { actor, event } of await deleteUngiven(db, organizationId)) await recordEvent(db, actor, event)
-}
-
 /**
  * Deletes the open invitations of API tokens that ended in these organizations, and with `disabled` those of a disabled
  * account: at most `MAX_ENDED`, and none that another transaction has locked. The others cannot be accepted either
@@ -122,12 +117,15 @@ export async function endInvitationsEverywhere (
 const withdrawalOf = ({ id, email, role }: Invitation) =>
   eventOf('invitation.withdraw', id, { email, role, with: 'inviter' })
 
-/** Deletes up to 1,000 expired invitations, with events. Returns the number. The caller has locked the organization. */
-export async function expireInvitations (db: Db, organizationId: string): Promise<number> {
+/**
+ * Deletes up to 1,000 expired invitations. Returns their number and the events. The caller has locked the organization.
+ */
+export async function expireInvitations (
+  db: Db, organizationId: string
+): Promise<{ deleted: number, events: RecordedEvent[] }> {
   const { deleted, expired } = await deleteExpiredInvitations(db, organizationId)
-  const events = expired.map(({ id, email }) => eventOf('invitation.expire', id, { email }))
-  if (events.length > 0) await recordEvent(db, systemOf(organizationId), ...events)
-  return deleted
+  const actor = systemOf(organizationId)
+  return { deleted, events: expired.map(({ id, email }) => ({ actor, event: eventOf('invitation.expire', id, { email }) })) }
 }
 
 async function lockInvitationTo (

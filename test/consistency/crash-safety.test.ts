@@ -23,7 +23,7 @@ import {
   checkHashOf, dataKeyOf, keyCheckOf, keyStringOf, saltOf, storageKeyOf
 } from '../../src/vault/keys/keys.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { createHistoryWorker } from '../../src/vault/jobs/worker.ts'
+import { createHistoryWorker } from '../../src/jobs/history.ts'
 import { makeOrganization, makeToken, ON_CITUS } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { QUICK } from '../helpers/costs.ts'

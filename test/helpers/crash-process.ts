@@ -7,7 +7,7 @@ import type { FastifyInstance, InjectOptions } from 'fastify'
 import { open, type Opened } from '../../src/commands/common/open.ts'
 import { rewrap } from '../../src/commands/keys/rewrap.ts'
 import { loadConfig } from '../../src/config.ts'
-import { createHistoryWorker } from '../../src/vault/jobs/worker.ts'
+import { createHistoryWorker } from '../../src/jobs/history.ts'
 import { QUICK } from './costs.ts'
 
 export interface Command {

@@ -11,7 +11,7 @@ import { countWaiting, findLeft, listOldestWaiting, listWaiting, START } from '.
 import { findLevel } from '../../src/repositories/levels/levels.ts'
 import { checkHashOf } from '../../src/vault/keys/keys.ts'
 import { provesAnyKey } from '../../src/vault/keys/proofs.ts'
-import { createHistoryWorker } from '../../src/vault/jobs/worker.ts'
+import { createHistoryWorker } from '../../src/jobs/history.ts'
 import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { QUICK, SLOW } from '../helpers/costs.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'

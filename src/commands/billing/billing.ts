@@ -8,7 +8,7 @@ import { findOwner, listAllInvoices, listOpenRefunds } from '../../repositories/
 import { updatePrice } from '../../repositories/billing/plans.ts'
 import { formatMoney, invoiceNumber } from '../../rules/billing.ts'
 import { ApiError } from '../../rules/errors.ts'
-import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
+import { changeOn, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse, StartError } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
 import { rowOf } from '../common/stdio.ts'
@@ -36,13 +36,13 @@ export const coupon: Noun = {
       const valid_until = timeOf('--valid-until', given['valid-until']) ?? null
       const max_redemptions = numberOf('--redemptions', given.redemptions, 1_000_000_000)
       const code = couponOf(given.code)
-      return change(env, (database) =>
+      return changeOn(env, (database) =>
         addCoupon(database, { code, percent_off, amount_off, currency, valid_until, max_redemptions }), 'Added.')
     }),
 
     end: command({ code: TEXT }, async ({ code: text }, env) => {
       const code = couponOf(text)
-      return change(env, async ({ db }) => {
+      return changeOn(env, async ({ db }) => {
         if (!await endCoupon(db, code)) refuse(`There is no coupon ${code}`)
       })
     }),
@@ -76,7 +76,7 @@ export const refund: Noun = {
     add: command({ charge: TEXT, amount: TEXT }, async ({ charge, amount: text }, env) => {
       if (!charge) fail('refund add needs --charge ID')
       const amount = numberOf('--amount', text, MAX_AMOUNT) ?? undefined
-      return change(env, async (database) => `Refund ${await refundCharge(database, charge.toUpperCase(), amount)}`)
+      return changeOn(env, async (database) => `Refund ${await refundCharge(database, charge.toUpperCase(), amount)}`)
     }),
 
     paid: noting('refund', 'paid'),
@@ -100,7 +100,7 @@ export const plan: Noun = {
       const currency = currencyOf(given.currency)
       if (text === undefined) fail('plan price needs --amount N')
       const amount = text === '0' ? null : numberOf('--amount', text, MAX_AMOUNT)
-      return change(env, (database) => setPrice(database, { plan, interval, currency, amount }))
+      return changeOn(env, (database) => setPrice(database, { plan, interval, currency, amount }))
     })
   })
 }
@@ -114,7 +114,7 @@ function couponOf (text: string | undefined): string {
 function noting<T extends keyof typeof NOTES> (of: T, as: NoteOf<T>) {
   return command({ id: TEXT }, async ({ id }, env) => {
     if (!id) fail(`${of} ${as} needs --id ID`)
-    return change(env, (database) => settle(database, of, as, id.toUpperCase()))
+    return changeOn(env, (database) => settle(database, of, as, id.toUpperCase()))
   })
 }
 

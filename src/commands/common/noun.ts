@@ -100,7 +100,7 @@ export async function withOpened (
 }
 
 /** Opens the database, runs a change, and prints the text that `act` returns, or else `done`. */
-export const change = (env: Environment, act: (database: Database) => Promise<string | void>, done = 'Changed.') =>
+export const changeOn = (env: Environment, act: (database: Database) => Promise<string | void>, done = 'Changed.') =>
   withOpened(env, async ({ database }) => write(`${await act(database) ?? done}\n`))
 
 /** Opens the database and prints lines. */

@@ -1,11 +1,12 @@
 import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import { transaction, type Database, type Db } from '../../db/database.ts'
 import { endingOf } from '../../db/callers/grants.ts'
-import { operatorOf, recordOfPerson } from '../../repositories/audit/audit.ts'
+import { recordOfPerson } from '../../changes/late.ts'
+import { operatorOf } from '../../repositories/audit/audit.ts'
 import { createClient, listClients, revokeGrantsOfClient, setClientDisabled } from '../../repositories/people/oauth.ts'
 import { isRegistrable } from '../../rules/redirects.ts'
-import { endInvitationsEverywhere } from '../../vault/jobs/memberships.ts'
-import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
+import { endInvitationsEverywhere } from '../../vault/memberships.ts'
+import { changeOn, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { rowOf } from '../common/stdio.ts'
 import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
@@ -34,7 +35,7 @@ export const noun: Noun = {
         fail(`${JSON.stringify(wrong)} cannot be a redirect URI; allowed: https://…, http:// with 127.0.0.1, [::1] or localhost, or an app scheme as in com.example.app:/callback; ` +
           'without wildcard, fragment or user')
       }
-      return change(env, (database) => addClient(database, { id, name, redirect_uris: [...new Set(uris)] }), 'Added.')
+      return changeOn(env, (database) => addClient(database, { id, name, redirect_uris: [...new Set(uris)] }), 'Added.')
     }),
     disable: switching('disable'),
     enable: switching('enable'),
@@ -46,7 +47,7 @@ function switching (verb: 'disable' | 'enable') {
   return command({ id: TEXT }, async ({ id }, env) => {
     if (!id) fail(`client ${verb} needs --id ID`)
     if (id === CONSOLE_CLIENT) fail('The console is part of the service. To turn it off, set CONSOLE=off')
-    return change(env, (database) => switchClient(database, id, verb === 'disable'))
+    return changeOn(env, (database) => switchClient(database, id, verb === 'disable'))
   })
 }
 

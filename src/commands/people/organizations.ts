@@ -8,7 +8,7 @@ import { findOrganization, findPlan, releaseSlug, updateOrganization } from '../
 import { restartPeriods } from '../../repositories/billing/subscriptions.ts'
 import { findUserByEmail } from '../../repositories/people/users.ts'
 import { foundOrganization } from '../../vault/organizations.ts'
-import { change, command, listing, verbs, withOpened, type Noun } from '../common/noun.ts'
+import { changeOn, command, listing, verbs, withOpened, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import type { Opened } from '../common/open.ts'
 import { rowOf, write } from '../common/stdio.ts'
@@ -49,12 +49,12 @@ export const noun: Noun = {
       const status = given.status === undefined
         ? undefined
         : choiceOf('--status', ORGANIZATION_STATUSES, given.status)
-      return change(env, (database) => setOrganization(database, id, { plan, status, require_second_factor }))
+      return changeOn(env, (database) => setOrganization(database, id, { plan, status, require_second_factor }))
     }),
 
     'release-slug': command({ slug: TEXT }, async ({ slug }, env) => {
       if (!slug) fail('organization release-slug needs --slug SLUG')
-      return change(env, (database) => releaseFormerSlug(database, slug), 'Released.')
+      return changeOn(env, (database) => releaseFormerSlug(database, slug), 'Released.')
     })
   })
 }

@@ -1,8 +1,8 @@
 import { canonicalAbilities, SCOPE_NAMES, type Ability } from '../../../schemas/scopes.ts'
 import { mintApiToken, storedToken } from '../../crypto/bearer.ts'
-import { transaction, type Database, type Db } from '../../db/database.ts'
-import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
-import { lockPlan } from '../../repositories/billing/plans.ts'
+import { change } from '../../changes/change.ts'
+import type { Database, Db } from '../../db/database.ts'
+import { eventOf, operatorOf } from '../../repositories/audit/audit.ts'
 import { findOrganization, listAllOrganizations } from '../../repositories/levels/organizations.ts'
 import {
   createToken, deleteTokens, findOrganizationOfToken, findSlices, listTokens, findReachedTokenLimit,
@@ -10,8 +10,8 @@ import {
 } from '../../repositories/people/tokens.ts'
 import { mustBeOneOf } from '../../rules/formats/choices.ts'
 import { parseId } from '../../rules/formats/ids.ts'
-import { endInvitations } from '../../vault/jobs/memberships.ts'
-import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
+import { deleteUngiven } from '../../vault/memberships.ts'
+import { changeOn, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
 import { rowOf } from '../common/stdio.ts'
@@ -32,14 +32,14 @@ export const noun: Noun = {
       const abilities = [...new Set(spellings.flatMap((spelling) => canonicalAbilities(spelling) ??
         fail(`--ability ${mustBeOneOf(['*', ...SCOPE_NAMES], spelling)}`)))]
       const held = abilities.includes('*') ? ['*' as const] : abilities
-      return change(env, (database) => addToken(database, { organization, name, abilities: held }))
+      return changeOn(env, (database) => addToken(database, { organization, name, abilities: held }))
     }),
 
     list: listing(describeTokens),
 
     revoke: command({ id: TEXT }, async ({ id: text = '' }, env) => {
       const id = parseId(text) ?? fail('token revoke needs --id ID')
-      return change(env, (database) => revokeToken(database, id), 'Revoked.')
+      return changeOn(env, (database) => revokeToken(database, id), 'Revoked.')
     })
   })
 }
@@ -52,17 +52,22 @@ export async function addToken (
     abilities: Ability[]
   }
 ): Promise<string> {
-  return transaction(handle, async (db) => {
-    const none = `There is no organization ${organization}`
-    const { id } = await findOrganization(db, organization) ?? refuse(none)
-    // Locks the organization, because a concurrent deletion of the organization does not delete the new token.
-    await lockPlan(db, id) ?? refuse(none)
-    const limit = await findReachedTokenLimit(db, id, null)
-    if (limit !== undefined) refuse(`The organization has reached its limit of ${limit} tokens: revoke one first`)
-    const made = await mintToken(db, id, name, abilities)
-    await recordEvent(db, operatorOf(id), eventOf('api-token.create', made.id, { abilities: abilities.join(' ') }))
-    return made.token
+  const none = `There is no organization ${organization}`
+  const { id: organizationId } = await findOrganization(handle, organization) ?? refuse(none)
+  const { written: { token } } = await change(handle, operatorOf(organizationId), {
+    async load (db, { is_closed }) {
+      if (is_closed) refuse(none)
+      return findReachedTokenLimit(db, organizationId, null)
+    },
+    decide (limit) {
+      if (limit !== undefined) refuse(`The organization has reached its limit of ${limit} tokens: revoke one first`)
+      return {
+        write: async (db) => mintToken(db, organizationId, name, abilities),
+        events: ({ id }) => [eventOf('api-token.create', id, { abilities: abilities.join(' ') })]
+      }
+    }
   })
+  return token
 }
 
 /** Creates a token without owner, restrictions or expiry. The caller has locked or created the organization. */
@@ -102,15 +107,20 @@ export function lineOfToken (
 
 /** Revokes all values of an API token. Throws a StartError when the token does not exist. */
 export async function revokeToken ({ db: handle }: Database, id: number): Promise<void> {
-  await transaction(handle, async (db) => {
-    const none = `There is no token ${id}`
-    const organization = await findOrganizationOfToken(db, id) ?? refuse(none)
-    await lockPlan(db, organization) ?? refuse(none)
+  const none = `There is no token ${id}`
+  const organization = await findOrganizationOfToken(handle, id) ?? refuse(none)
+  const actor = operatorOf(organization)
+  await change(handle, actor, {
     // Finds the token even if its MAC does not verify. If the token was just revoked, records no second event.
-    await findSlices(db, organization, id) ?? refuse(none)
-    await deleteTokens(db, organization, [id])
-    await recordEvent(db, operatorOf(organization), eventOf('api-token.delete', id))
-    await endInvitations(db, organization)
+    load: async (db, { is_closed }) =>
+      (is_closed ? undefined : await findSlices(db, organization, id)) ?? refuse(none),
+    decide: () => ({
+      async write (db) {
+        await deleteTokens(db, organization, [id])
+        return deleteUngiven(db, organization)
+      },
+      events: (withdrawn) => [{ actor, event: eventOf('api-token.delete', id) }, ...withdrawn]
+    })
   })
 }
 

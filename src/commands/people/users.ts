@@ -6,7 +6,8 @@ import { transaction, type Database, type Db } from '../../db/database.ts'
 import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
 import { createMailer } from '../../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../../mail/messages.ts'
-import { eventOf, operatorOf, recordEvent, recordOfPerson } from '../../repositories/audit/audit.ts'
+import { recordOfPerson } from '../../changes/late.ts'
+import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
 import { MAX_ENDED } from '../../repositories/people/invitations.ts'
 import { countOtherOwners, listOrganizationsOf } from '../../repositories/people/members.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
@@ -21,8 +22,8 @@ import {
   type User
 } from '../../repositories/people/users.ts'
 import { canonicalRole } from '../../rules/roles.ts'
-import { endInvitationsEverywhere } from '../../vault/jobs/memberships.ts'
-import { change, command, listing, print, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
+import { endInvitationsEverywhere } from '../../vault/memberships.ts'
+import { changeOn, command, listing, print, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
 import { rowOf, warn, write } from '../common/stdio.ts'
@@ -68,7 +69,7 @@ export const noun: Noun = {
 
     'reset-second-factor': command({ email: TEXT }, async ({ email: text }, env) => {
       const email = emailOf('user reset-second-factor needs --email', text)
-      return change(env, (database) => resetSecondFactor(database, email))
+      return changeOn(env, (database) => resetSecondFactor(database, email))
     }),
 
     tokens: command({ email: TEXT }, async ({ email: text }, env) => {
@@ -102,7 +103,7 @@ async function printLink (
 function switching (verb: 'disable' | 'enable') {
   return command({ email: TEXT }, async ({ email: text }, env) => {
     const email = emailOf(`user ${verb} needs --email`, text)
-    return change(env, async (database) => {
+    return changeOn(env, async (database) => {
       const ownerless = await switchUser(database, email, verb === 'disable')
       return ['Changed.', ...ownerless.map((slug) =>
         `${slug} has no active owner now. Enable the account again, or add another owner: ` +

@@ -28,7 +28,7 @@ import { parseId } from '../../rules/formats/ids.ts'
 import { HELD_ON_PAGE, heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import {
   acceptInvitation, declineInvitation, endMembership, findGiven, type Invitee, type Refusal
-} from '../../vault/jobs/memberships.ts'
+} from '../../vault/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
   nameIn, problemWith, problemWithName, refusal, setPasswordByLink, signedIn, stepHash, withSecondFactor,
@@ -36,7 +36,8 @@ import {
 } from './pages/browser.ts'
 import { endSession } from './console.ts'
 import { linkOf, pagesOf } from './pages/page-routes.ts'
-import { recordEndOfToken, recordForPersonAlone, recordForUser } from '../../http/guard/personal-events.ts'
+import { recordForPersonAlone } from '../../http/guard/personal-events.ts'
+import { recordEndOfToken, recordForUser } from './personal-events.ts'
 import {
   accountPage, changePasswordPage, codePage, joinPage, leavePage, otherAccountPage, problemPage, setPasswordPage,
   signInPage, type Problem, type SignedIn

@@ -3,7 +3,8 @@ import { LIFETIMES } from '../../../schemas/oauth.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { namesOf } from '../../db/callers/grants.ts'
 import type { Db } from '../../db/database.ts'
-import { recordForUser, type Person } from '../../http/guard/personal-events.ts'
+import type { Person } from '../../http/guard/personal-events.ts'
+import { recordForUser } from './personal-events.ts'
 import { createGrant, type RevokedGrants } from '../../repositories/people/oauth.ts'
 
 /**

@@ -7,7 +7,7 @@ import type { Domain } from '../../http/routes/types.ts'
 import { findUserOfToken, revokeByToken } from '../../repositories/people/oauth.ts'
 import { FORM_BODY, parametersIn } from './body.ts'
 import { clientInBasic, enabledClient } from './client.ts'
-import { recordForUser } from '../../http/guard/personal-events.ts'
+import { recordForUser } from './personal-events.ts'
 import { errorAnswers } from './token.ts'
 
 export const revoke: Domain = async (app) => {

@@ -9,7 +9,7 @@ import {
   beginSession, codeIn, codeInSession, confirmPassword, inSession, refusal, withAttempt, withSecondFactor, WRONG_CODE
 } from './pages/browser.ts'
 import { pagesOf } from './pages/page-routes.ts'
-import { recordForUser } from '../../http/guard/personal-events.ts'
+import { recordForUser } from './personal-events.ts'
 import { confirmFactorPage, factorPage, recoveryCodesPage, type Problem, type SignedIn } from './pages/views.ts'
 
 const HOME = '/account/second-factor'

@@ -13,7 +13,7 @@ import { FORM_BODY, parametersIn, type Parameters } from './body.ts'
 import { clientOf } from './client.ts'
 import { lifetimeOf } from './console.ts'
 import { failOAuth } from './errors.ts'
-import { recordForUser } from '../../http/guard/personal-events.ts'
+import { recordForUser } from './personal-events.ts'
 
 const VERIFIER = /^[A-Za-z0-9._~-]{43,128}$/
 const VERIFIER_RULE = 'code_verifier must have 43 to 128 letters, digits or - . _ ~'

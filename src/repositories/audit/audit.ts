@@ -2,15 +2,10 @@ import { and, asc, eq, gt, inArray, sql } from 'drizzle-orm'
 import type { EventName } from '../../../schemas/events.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/callers/caller.ts'
-import {
-  appendEvents, appendToCounter, chainOf, keepLateEvents, lockCounters, openChange, type SynchronousCommit
-} from '../../db/changes/chain.ts'
-import {
-  authorityOf, isAuthentic, rowsOf, tampered, transaction, type Db
-} from '../../db/database.ts'
+import { appendToCounter, openChange } from '../../db/changes/chain.ts'
+import { isAuthentic, rowsOf, type Db } from '../../db/database.ts'
 import { eventRow, type EventRow } from '../../db/events.ts'
-import { andOwn, engineOf } from '../../db/postgres/engine.ts'
-import { matching } from '../../db/rows/matching.ts'
+import { andOwn } from '../../db/postgres/engine.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
 import type { Repeatable } from '../operations/idempotency.ts'
@@ -72,86 +67,8 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
 /** Records an event of a read. `bytes`: the size of the response, which stays in memory until the event is recorded. */
 export type RecordRead = (actor: Actor, event: AuditEvent, bytes?: number) => Promise<void>
 
-// On Citus, each organization needs its own statements. With more, a transaction could exceed its timeout.
-const MAX_AT_ONCE_ON_CITUS = 50
-
-interface OfPersonOptions {
-  /** The event is a refused sign-in. On Citus always a late event: the duration must not reveal organizations. */
-  isRefusal?: boolean
-  synchronousCommit?: SynchronousCommit
-  /** Events of other actors that follow from the person's event, such as ended invitations. */
-  effects?: readonly RecordedEvent[]
-}
-
 /** An event with its actor. */
 export interface RecordedEvent { actor: Actor, event: AuditEvent }
-
-/**
- * The `organization_id` in `late_events` of a person whose organizations could not be listed, because a Citus node did
- * not respond. `findLateOrganizations` replaces such a row by a row for each organization.
- */
-export const UNLISTED_ORGANIZATIONS = '0'.repeat(26)
-
-/**
- * Records an event of a person, such as a refused sign-in, in each of the person's organizations. Call this at the end
- * of the transaction, because it locks the counter rows of the organizations. The event goes to `late_events` if the
- * counter row is locked or the chain key is missing; on Citus also for a refusal, for a person in more than 50
- * organizations, and for `UNLISTED_ORGANIZATIONS`. `recordLate` later appends late events to the chain. Returns whether
- * an event was stored as a late event. For an unknown account, `actors` is empty: the same statements run, so that the
- * duration of a refused sign-in does not reveal whether the account exists.
- */
-export async function recordOfPerson (
-  db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
-  { isRefusal = false, synchronousCommit = 'on', effects = [] }: OfPersonOptions = {}
-): Promise<boolean> {
-  const events = actors.map((actor): RecordedEvent =>
-    ({ actor, event: typeof event === 'function' ? event(actor.organization_id) : event })).concat(effects)
-  // The event has the same time in all organizations.
-  const occurred_at = chainOf(db).now().toISOString()
-  const rows = events.map(({ actor, event }) => ({ ...eventRow(actor, event), occurred_at }))
-  const ids = rows.map(({ organization_id }) => organization_id)
-  const areLate = engineOf(db) === 'citus' &&
-    (isRefusal || new Set(ids).size > MAX_AT_ONCE_ON_CITUS || ids.includes(UNLISTED_ORGANIZATIONS))
-  const locked = await lockCounters(db, areLate ? [] : ids, 'free', synchronousCommit)
-  const isFree = ({ organization_id }: EventRow) => locked.get(organization_id)?.hasKey === true
-  const late = rows.filter((row) => !isFree(row))
-  await keepLateEvents(db, late)
-  await appendEvents(db, locked, rows.filter(isFree))
-  return late.length > 0
-}
-
-// Maximum number of late events in a transaction. Each person needs a query of all Citus nodes, and a transaction must
-// end within four seconds.
-const UNLISTED_AT_ONCE = 20
-
-/**
- * Replaces each late event of `UNLISTED_ORGANIZATIONS` by a late event for each organization in which the person is a
- * member now. A new row keeps the id of the old row. So if an attacker puts a copy of the old row back later, the
- * replay is detected (`findNumbered`). `listOrganizations` returns the organizations of a user.
- */
-export async function findLateOrganizations (
-  handle: Db, listOrganizations: (db: Db, userId: number) => Promise<string[]>
-): Promise<void> {
-  for (let found = UNLISTED_AT_ONCE; found === UNLISTED_AT_ONCE;) {
-    found = await transaction(handle, async (db) => {
-      const { id } = late_events
-      const its = matching(late_events, { organization_id: UNLISTED_ORGANIZATIONS })
-      const earliest = db.select({ id }).from(late_events).where(its).orderBy(asc(id)).limit(UNLISTED_AT_ONCE)
-      const rows = await db.delete(late_events).where(and(its, inArray(id, earliest)))
-        .returning(authenticatedColumns('late_events'))
-      const events = []
-      for (const row of rows.filter((row) => isAuthentic(db, 'late_events', row))) {
-        for (const organization of await listOrganizations(db, row.event.actor_id!)) {
-          events.push({
-            ...row.event, organization_id: organization, occurred_at: row.occurred_at.toISOString(), late_id: row.id
-          })
-        }
-      }
-      if (events.length > 0) await keepLateEvents(db, events)
-      return rows.length
-    })
-  }
-}
 
 /** A page of organizations with late events. */
 export async function listLate (db: Db, after = '', limit = 100): Promise<string[]> {
@@ -162,59 +79,39 @@ export async function listLate (db: Db, after = '', limit = 100): Promise<string
     .orderBy(asc(organization_id)).limit(limit)).map((row) => row.organization_id)
 }
 
+type LateRow = Pick<typeof late_events.$inferSelect, 'organization_id' | 'id' | 'event' | 'occurred_at'>
+
 /**
- * Appends an organization's late events to its chain, oldest first. Reports and deletes an event if its MAC is wrong or
- * if the event is already in the chain. Returns the number of processed events; undefined if another transaction has
- * locked the counter row. Throws TamperedRow if the chain key is missing.
+ * Deletes the earliest `limit` late events of an organization, and returns the authentic ones, in order, with the
+ * number of deleted rows. Reports rows with a wrong MAC.
  */
-export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
-  return transaction(handle, async (db) => {
-    const locked = await lockCounters(db, [organizationId], 'free')
-    if (locked.size === 0) return undefined
-    // Checks the chain key before any row is reported. A later error would roll back the deletion of the reported rows,
-    // so each retry would report the same rows again.
-    if (!locked.get(organizationId)!.hasKey) tampered()
-    const { organization_id, id } = late_events
-    const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
-      .orderBy(asc(id)).limit(AT_ONCE)
-    const rows = await db.delete(late_events)
-      .where(sql`(${organization_id}, ${id}) IN ${earliest}${andOwn(sql`${organization_id}`, organizationId)}`)
-      .returning(authenticatedColumns('late_events'))
-    const written = rows.sort((a, b) => a.id - b.id).filter((row) => isAuthentic(db, 'late_events', row))
-    const numbered = await findNumbered(db, organizationId, written)
-    for (const row of written) if (numbered.has(row.id)) authorityOf(db).report({ table: 'late_events', row, about: {} })
-    const events = written.filter(({ id }) => !numbered.has(id)).map(({ organization_id, id, event, occurred_at }) => ({
-      ...event,
-      details: { ...event.details, [LATE]: id },
-      organization_id,
-      occurred_at: occurred_at.toISOString()
-    }))
-    if (events.length > 0) await appendEvents(db, locked, events)
-    return rows.length
-  })
+export async function takeLateEvents (
+  db: Db, organizationId: string, limit: number
+): Promise<{ authentic: LateRow[], deleted: number }> {
+  const { organization_id, id } = late_events
+  const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
+    .orderBy(asc(id)).limit(limit)
+  const rows = await db.delete(late_events)
+    .where(sql`(${organization_id}, ${id}) IN ${earliest}${andOwn(sql`${organization_id}`, organizationId)}`)
+    .returning(authenticatedColumns('late_events'))
+  const authentic = rows.filter((row) => isAuthentic(db, 'late_events', row)).sort((a, b) => a.id - b.id)
+  return { authentic, deleted: rows.length }
 }
 
-// The property of an appended event's `details` that holds the id of the row in `late_events`. The MAC of the chain
-// covers `details`.
-const LATE = 'late'
-
-// Maximum number of late events in one transaction.
-const AT_ONCE = 200
-
 /**
- * Returns the ids of late events that are already in the chain. Detects a replay: if an attacker copies an appended row
- * back into `late_events`, the copy has a valid MAC. The caller has locked the counter row, so no other transaction
- * appends events.
+ * Returns the ids of late events that are already in the chain (`details.late`), with the time of the event. Detects a
+ * replay: if an attacker copies an appended row back into `late_events`, the copy has a valid MAC. The caller has
+ * locked the counter row, so no other transaction appends events.
  */
-async function findNumbered (
-  db: Db, organizationId: string, rows: readonly { id: number, occurred_at: Date }[]
+export async function findAppended (
+  db: Db, organizationId: string, rows: readonly Pick<LateRow, 'id' | 'occurred_at'>[]
 ): Promise<Set<number>> {
   if (rows.length === 0) return new Set()
-  const found = await queryRows<{ id: string }>(db, sql`
+  const appended = await queryRows<{ id: string }>(db, sql`
     SELECT late.id FROM ${rowsOf(organizationId, rows.map(({ id, occurred_at }) => ({ id, occurred_at })),
       sql`id bigint, occurred_at timestamptz`)} late
     JOIN ${audit_events} ON ${audit_events.organization_id} = late.organization_id
-      AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)
+      AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> 'late' = to_jsonb(late.id)
       ${andOwn(sql`${audit_events.organization_id}`, organizationId)}`)
-  return new Set(found.map(({ id }) => Number(id)))
+  return new Set(appended.map(({ id }) => Number(id)))
 }

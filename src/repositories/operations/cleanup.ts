@@ -121,6 +121,9 @@ const PIECE_BYTES = 16 * 1024 * 1024
 /** A cursor over the versions of removed histories. */
 export interface Removal { history_id: string, id: number }
 
+/** The cursor before the first row. */
+export const START: Removal = { history_id: '', id: 0 }
+
 /**
  * Deletes at most `limit` versions of removed histories of the organization, after the cursor. Skips versions that
  * another instance has locked. Returns the new cursor; undefined if there are no versions after the cursor.

@@ -22,7 +22,7 @@ import { useCode } from '../../../vault/keys/second-factor.ts'
 import { NAME_LENGTH } from '../../../../schemas/shapes.ts'
 import { PASSWORD } from '../../../../schemas/users.ts'
 import type { EventName } from '../../../../schemas/events.ts'
-import { recordForUser, recordRefusal } from '../../../http/guard/personal-events.ts'
+import { recordForUser, recordRefusal } from '../personal-events.ts'
 import type { Problem, SignedIn } from './views.ts'
 
 /** A user whose password was just verified, with the hash of the password and the id of the second factor. */
