@@ -10,7 +10,7 @@ import {
 import { change, changeDocument } from '../changes/change.ts'
 import { changeLong } from '../changes/long.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
-import { isDryRun } from '../http/repeats/dry-run.ts'
+import { isDryRun } from '../http/routes/query-params.ts'
 import { requirePrecondition } from '../http/repeats/etags.ts'
 import {
   levelOf, locate, lockLevel, lockProjectOf, namesOf, requireFoundInside, requireInside, requireTarget, slicesOf

@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import type { FastifyInstance } from 'fastify'
+import type { FastifyInstance, FastifyRequest } from 'fastify'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -18,3 +18,6 @@ export function installQueryParams (app: FastifyInstance) {
     route.schema = { querystring: NO_PARAMETERS, ...route.schema }
   })
 }
+
+/** Whether a validated request is a dry run, which changes nothing and ignores its `Idempotency-Key`. */
+export const isDryRun = ({ query }: FastifyRequest): boolean => (query as { dry_run?: boolean }).dry_run === true
