@@ -7,7 +7,7 @@ import { parseArgs } from 'node:util'
 import { missingForCitus, startCitus } from '../dist/test/helpers/citus.js'
 import { hasPostgres, startPostgres } from '../dist/test/helpers/postgres.js'
 
-const HEAD = /^\/\/ runs: (no database|one database|both databases|PostgreSQL|Citus)((?:; (?:proof|fault|alone|after all others))*)(?:; (\d+) s)?\n/
+const HEAD = /^\/\/ runs: (no database|one database(?:, embedded)?|both databases|PostgreSQL|Citus)((?:; (?:proof|fault|alone|after all others))*)(?:; (\d+) s)?\n/
 
 const { values: { proofs, faults, quick, citus }, positionals } = parseArgs({
   allowPositionals: true,
@@ -34,14 +34,14 @@ const places = [onServer, { name: 'embedded database', env: {} }]
 const totals = { pass: 0, fail: 0, cpu: 0, isWhole: server !== undefined || quick || process.env.CI !== 'true' }
 // Fault tests measure recovery times, so at most two processes run at once.
 const processes = faults ? 2 : Math.max(2, availableParallelism()) + 1
-const isLast = ({ words }) => words.includes('alone') || words.includes('after all others')
+const isLast = ({ words }) => words.includes('after all others') || (faults && words.includes('alone'))
 for (const on of places) {
   const jobs = files.filter((file) => runsOn(file, on) && !isLast(file)).sort((a, b) => b.seconds - a.seconds)
-  await Promise.all(Array.from({ length: Math.min(processes, jobs.length) }, () => runFiles(jobs, on)))
+  const [alone, together] = [true, false].map((is) => jobs.filter(({ words }) => words.includes('alone') === is))
+  const lists = [...alone.map((file) => [file]), ...Array(Math.min(processes, together.length)).fill(together)]
+  await Promise.all(lists.map((list) => runFiles(list, on)))
 }
-for (const file of files.filter(isLast)) {
-  for (const on of places) if (runsOn(file, on)) await runFiles([file], on)
-}
+for (const file of files.filter(isLast)) for (const on of places) if (runsOn(file, on)) await runFiles([file], on)
 await server?.close()
 console.log(`The files took ${totals.cpu.toFixed(0)} s of CPU time\n${totals.pass} passed, ${totals.fail} failed`)
 process.exit(totals.isWhole && totals.fail === 0 ? 0 : 1)
@@ -58,16 +58,16 @@ function readHead (name) {
 function isOfRun ({ database, words, seconds, hasLongForm }) {
   const [isFault, isProof] = ['fault', 'proof'].map((word) => words.includes(word))
   if (faults || isFault) return faults && isFault
-  if (citus) return !isProof && ['one database', 'both databases', 'Citus'].includes(database)
+  if (citus) return !isProof && !['no database', 'PostgreSQL'].includes(database)
   if (database === 'Citus') return false
   if (proofs || isProof) return proofs && (isProof || hasLongForm)
-  return !quick || (seconds === 0 && ['no database', 'both databases'].includes(database))
+  return !quick || (seconds === 0 && !['one database', 'PostgreSQL'].includes(database))
 }
 
 function runsOn ({ database }, on) {
-  if (on === onServer) return server !== undefined && database !== 'no database'
-  return database === 'no database' ||
-    (database !== 'PostgreSQL' && !citus && (database === 'both databases' || server === undefined))
+  const needsNone = database === 'no database' || (database === 'one database, embedded' && !citus)
+  if (on === onServer) return server !== undefined && !needsNone
+  return needsNone || (database !== 'PostgreSQL' && !citus && (database === 'both databases' || server === undefined))
 }
 
 // Tests create hundreds of databases with hundreds of files each. In a memory file system of 4 GiB, if there is one,

@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database, embedded
 import t from 'tap'
 import { callWith, earlier, makeLevel, startApp, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'

@@ -1,4 +1,4 @@
-// runs: both databases; 6 s
+// runs: one database, embedded; 6 s
 import t from 'tap'
 import { isScopeOfProject, SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { MAX_ACCESS_PAGE } from '../../schemas/member-access.ts'

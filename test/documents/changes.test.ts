@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database, embedded
 import t from 'tap'
 import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'

@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database, embedded
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'

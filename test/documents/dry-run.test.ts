@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database, embedded
 import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
 import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'

@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database, embedded
 import t from 'tap'
 import { makeEtag } from '../../src/crypto/etag.ts'
 import { deriveKey } from '../../src/crypto/primitives.ts'

@@ -1,4 +1,4 @@
-// runs: both databases; 12 s
+// runs: one database, embedded; 12 s
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'

@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database, embedded
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
 import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'

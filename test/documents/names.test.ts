@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database, embedded
 import { execFileSync } from 'node:child_process'
 import t, { type Test } from 'tap'
 import { parse } from 'yaml'
