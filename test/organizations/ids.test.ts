@@ -1,5 +1,5 @@
 // runs: one database; alone
-// Runs in a process of its own, because ids follow the clock of their process, and tests of other files move this clock.
+// In a process of its own, because ids follow the clock of their process, and tests of other files move this clock.
 import t from 'tap'
 import { startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { OPERATIONS, prepare, send, settle, type World } from '../helpers/operations.ts'
