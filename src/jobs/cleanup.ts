@@ -106,12 +106,12 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
   })
   const others = createRoundRobin<Removing, Place>({
     async list (after = { kind: 0, organization: '' }, limit) {
-      const found: Removing[] = []
-      for (let { kind, organization: last } = after; kind < kinds.length && found.length < limit; kind++, last = '') {
-        const organizations = await kinds[kind]!.list(db, last, limit - found.length)
-        found.push(...organizations.map((organization) => ({ kind, organization })))
+      const removals: Removing[] = []
+      for (let { kind, organization: last } = after; kind < kinds.length && removals.length < limit; kind++, last = '') {
+        const organizations = await kinds[kind]!.list(db, last, limit - removals.length)
+        removals.push(...organizations.map((organization) => ({ kind, organization })))
       }
-      return found
+      return removals
     },
     nameOf: ({ kind, organization }) => `${kind} ${organization}`,
     async step ({ kind, organization }, { step, at } = { step: 0, at: START }) {

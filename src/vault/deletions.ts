@@ -21,12 +21,12 @@ export const isLongDeletion = async (db: Db, organizationId: string, below: Belo
  */
 export async function deleteLevel (
   db: Db, organizationId: string, below: Below, event: Omit<AuditEvent, 'details'>, lockCounter: () => Promise<Counter>,
-  deleteRow: (gone: { documents: number }) => Promise<void>, projectId?: string
+  deleteRow: (removed: { documents: number }) => Promise<void>, projectId?: string
 ): Promise<AuditEvent[]> {
-  const { bytes, ...gone } = await removeHistories(db, organizationId, below)
+  const { bytes, ...removed } = await removeHistories(db, organizationId, below)
   // Validates the caller before the deletion of tokens and team roles, which may include those of the caller.
   await lockCounter()
-  await deleteRow(gone)
+  await deleteRow(removed)
   await removeSome(db, organizationId)
   const tokens = await lockTokensOfNothing(db, organizationId, PIECE)
   const teams = projectId === undefined ? [] : await listTeamsOfNothing(db, organizationId, projectId)
@@ -35,7 +35,7 @@ export async function deleteLevel (
   // If more tokens are left, a background job deletes them. They give no access, because their levels are deleted.
   if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(organizationId))
   return [
-    { ...event, details: gone, growth: -bytes },
+    { ...event, details: removed, growth: -bytes },
     ...endingsOf(tokens, event.resource_type),
     ...teams.map((id): AuditEvent => ({
       action: 'team-project.delete',

@@ -66,13 +66,13 @@ const callersOf = ($: Value) => sql`caller AS (
       hash text, access_token bigint, user_id bigint, role varchar, teams jsonb))`
 
 // Compares the expiry with the start of the statement, because the transaction may have begun before the expiry.
-const IS_ITS_TOKEN = sql`organization_id = caller.organization_id AND id = caller.api_token
+const IS_TOKEN_OF_CALLER = sql`organization_id = caller.organization_id AND id = caller.api_token
         AND (expires_at IS NULL OR expires_at > ${STATEMENT_TIME})${andOwn(sql`organization_id`)}`
 
 // The valid API tokens among the callers, each with its grant.
 const apiTokens = sql`
     SELECT caller.n, t.grant_id, t.user_id FROM caller CROSS JOIN LATERAL (
-      SELECT token_hash, grant_id, user_id FROM api_tokens WHERE ${IS_ITS_TOKEN} LIMIT 1
+      SELECT token_hash, grant_id, user_id FROM api_tokens WHERE ${IS_TOKEN_OF_CALLER} LIMIT 1
     ) AS t
     WHERE t.token_hash = caller.hash OR EXISTS (
       SELECT FROM former_token_hashes f
@@ -86,18 +86,18 @@ const IS_MEMBER = sql`EXISTS (
       WHERE m.organization_id = caller.organization_id AND m.user_id = caller.user_id
         AND m.status = 'active' AND m.role = caller.role${andOwn(sql`m.organization_id`)})
     AND (SELECT count(*)
-      FROM jsonb_to_recordset(caller.teams) AS its (team_id char(26), project_id char(26), role varchar,
+      FROM jsonb_to_recordset(caller.teams) AS needed (team_id char(26), project_id char(26), role varchar,
         slices jsonb)
-      JOIN team_members tm ON tm.organization_id = caller.organization_id AND tm.team_id = its.team_id
+      JOIN team_members tm ON tm.organization_id = caller.organization_id AND tm.team_id = needed.team_id
         AND tm.user_id = caller.user_id${andOwn(sql`tm.organization_id`)}
       JOIN team_projects tp ON tp.organization_id = tm.organization_id AND tp.team_id = tm.team_id
-        AND tp.project_id = its.project_id AND tp.role = its.role AND tp.slices IS NOT DISTINCT FROM its.slices${
+        AND tp.project_id = needed.project_id AND tp.role = needed.role AND tp.slices IS NOT DISTINCT FROM needed.slices${
           andOwn(sql`tp.organization_id`)}
     ) = coalesce(jsonb_array_length(caller.teams), 0)`
 
 const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>('own_callers', ($) => sql`
-  WITH ${callersOf($)} SELECT its.n, its.grant_id IS NOT NULL OR its.user_id IS NOT NULL AS is_of_person
-  FROM (${apiTokens}) AS its`)
+  WITH ${callersOf($)} SELECT token.n, token.grant_id IS NOT NULL OR token.user_id IS NOT NULL AS is_of_person
+  FROM (${apiTokens}) AS token`)
 
 // Transactions that revoke a grant, refresh a token or close an account lock the grant and then the token, but no row
 // in `organization_counters`. The statements below lock in the same order. SKIP LOCKED omits callers with locked rows.
@@ -110,18 +110,18 @@ const liveGrant = (id: SQL, lock: SQL) => sql`LATERAL (
 
 const tokenCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Parameters>(name, ($) => sql`
   WITH ${callersOf($)}, credential AS (${apiTokens}), live_grant AS (
-    SELECT g.id, g.user_id FROM (SELECT DISTINCT grant_id FROM credential WHERE grant_id IS NOT NULL) AS its
-    CROSS JOIN ${liveGrant(sql`its.grant_id`, lock)}
+    SELECT g.id, g.user_id FROM (SELECT DISTINCT grant_id FROM credential WHERE grant_id IS NOT NULL) AS named
+    CROSS JOIN ${liveGrant(sql`named.grant_id`, lock)}
   ), granted AS (
     SELECT caller.* FROM caller JOIN credential ON credential.n = caller.n
     WHERE credential.grant_id IS NULL
       OR EXISTS (SELECT FROM live_grant g WHERE g.id = credential.grant_id AND g.user_id = caller.user_id)
-  ), held AS (
+  ), locked AS (
     SELECT caller.n FROM granted AS caller CROSS JOIN LATERAL (
-      SELECT FROM api_tokens WHERE ${IS_ITS_TOKEN} LIMIT 1 ${lock}
+      SELECT FROM api_tokens WHERE ${IS_TOKEN_OF_CALLER} LIMIT 1 ${lock}
     ) AS t
   )
-  SELECT caller.n FROM caller JOIN held ON held.n = caller.n WHERE ${IS_MEMBER}`)
+  SELECT caller.n FROM caller JOIN locked ON locked.n = caller.n WHERE ${IS_MEMBER}`)
 
 // On Citus, access tokens and memberships are on different nodes, so `memberCallers` checks the memberships.
 const accessCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Parameters>(name, ($) => sql`
@@ -163,14 +163,14 @@ export async function validateCallers (db: Db, callers: readonly (CallerIn | nul
     const areMembers = memberships && new Set(memberships.map(({ n }) => n))
     return [...ofTokens, ...ofAccess.filter(({ n }) => areMembers?.has(n) ?? true)]
   }
-  const [own, ofPersons] = await Promise.all([
+  const [ofOrganizations, ofPersons] = await Promise.all([
     find(ownCallers, numbered.filter(({ user_id }) => user_id === undefined)), findPersons(PERSONS.locked, persons)
   ])
-  const live = new Set([...own.filter(({ is_of_person }) => !is_of_person), ...ofPersons].map(({ n }) => n))
+  const live = new Set([...ofOrganizations.filter(({ is_of_person }) => !is_of_person), ...ofPersons].map(({ n }) => n))
   const others = await findPersons(PERSONS.read, persons.filter(({ n }) => !live.has(n)))
   // API tokens that belonged to no person when the request began. A person has rotated them since, and the rows of that
   // person are not locked.
-  const taken = own.filter(({ is_of_person }) => is_of_person)
+  const taken = ofOrganizations.filter(({ is_of_person }) => is_of_person)
   const locked = new Set([...others, ...taken].map(({ n }) => n))
   const verdicts = new Map(distinct.map(([key, caller], n): [string, Verdict] =>
     [key, caller === null || live.has(n) ? 'live' : locked.has(n) ? 'locked' : 'ended']))

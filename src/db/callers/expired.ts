@@ -28,10 +28,10 @@ export async function deleteExpired (db: Db, key: PgColumn, expired: SQL): Promi
  * Returns whether it deleted a row.
  */
 export async function keepNewest (
-  db: Db, key: PgColumn, own: SQL, { by, most }: { by: PgColumn, most: number }
+  db: Db, key: PgColumn, which: SQL, { by, most }: { by: PgColumn, most: number }
 ): Promise<boolean> {
-  const newest = db.select({ key }).from(key.table).where(own).orderBy(desc(by)).limit(most)
-  return (await db.delete(key.table).where(and(own, notInArray(key, newest))).returning({ key })).length > 0
+  const newest = db.select({ key }).from(key.table).where(which).orderBy(desc(by)).limit(most)
+  return (await db.delete(key.table).where(and(which, notInArray(key, newest))).returning({ key })).length > 0
 }
 
 /** Deletes all rows that match a condition, in batches. */

@@ -91,11 +91,11 @@ async function lockSome (db: Db, which: SQL): Promise<{ organization_id: string,
   const some = (where: SQL) =>
     db.select({ organization_id, id }).from(api_tokens).where(where).orderBy(asc(id)).limit(PIECE)
   if (engineOf(db) !== 'citus') return some(which).for('update')
-  const found = await some(which)
-  const organizations = [...new Set(found.map((token) => token.organization_id))].sort()
-  const locked: typeof found = []
-  for (const own of organizations) {
-    locked.push(...await some(and(eq(organization_id, own), lte(id, found.at(-1)!.id), which)!).for('update'))
+  const tokens = await some(which)
+  const organizations = [...new Set(tokens.map((token) => token.organization_id))].sort()
+  const locked: typeof tokens = []
+  for (const organization of organizations) {
+    locked.push(...await some(and(eq(organization_id, organization), lte(id, tokens.at(-1)!.id), which)!).for('update'))
   }
   return locked.sort((a, b) => a.id - b.id)
 }
@@ -109,14 +109,14 @@ async function lockTokens (db: Db, which: SQL): Promise<EndingTokens> {
 }
 
 function countByOrganization (locked: readonly { organization_id: string, id: number }[]): EndedTokens[] {
-  const found = new Map<string, EndedTokens>()
+  const counts = new Map<string, EndedTokens>()
   for (const { organization_id, id } of locked) {
-    const its = found.get(organization_id) ?? { organization_id, count: 0, ids: [] }
-    its.count++
-    if (its.ids.length < MAX_NAMED) its.ids.push(id)
-    found.set(organization_id, its)
+    const counted = counts.get(organization_id) ?? { organization_id, count: 0, ids: [] }
+    counted.count++
+    if (counted.ids.length < MAX_NAMED) counted.ids.push(id)
+    counts.set(organization_id, counted)
   }
-  return [...found.values()]
+  return [...counts.values()]
 }
 
 async function countTokens (db: Db, which: SQL): Promise<EndedTokens[]> {
@@ -181,10 +181,10 @@ export async function endTokensOfBefore (db: Db, organization_id: string, user_i
 export function endingOf (
   ended: readonly EndedTokens[], organizationId: string
 ): { tokens?: number, token_ids?: string } {
-  const own = ended.filter(({ organization_id }) => organization_id === organizationId)
-  if (own.length === 0) return {}
+  const tokens = ended.filter(({ organization_id }) => organization_id === organizationId)
+  if (tokens.length === 0) return {}
   return {
-    tokens: own.reduce((sum, { count }) => sum + count, 0),
-    token_ids: namesOf(own.flatMap(({ ids }) => ids))
+    tokens: tokens.reduce((sum, { count }) => sum + count, 0),
+    token_ids: namesOf(tokens.flatMap(({ ids }) => ids))
   }
 }

@@ -49,9 +49,9 @@ export const rolesInTeams = (member: SQL): SQL => sql`(
 
 /** Omits and reports roles whose MACs do not verify. */
 export function authenticTeamRoles (
-  db: Db, { organization_id, user_id }: { organization_id: string, user_id: number }, found: TeamRoleFound[] | null
+  db: Db, { organization_id, user_id }: { organization_id: string, user_id: number }, roles: TeamRoleFound[] | null
 ) {
-  return (found ?? []).filter(([team_id, project_id, role, slices, , memberMac, projectMac]) =>
+  return (roles ?? []).filter(([team_id, project_id, role, slices, , memberMac, projectMac]) =>
     isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac: bytesOf(memberMac) }) &&
     isAuthentic(db, 'team_projects', { organization_id, team_id, project_id, role, slices, mac: bytesOf(projectMac) })
   ).map(([team_id, project_id, role, slices, project]) => ({ team_id, project_id, role, slices, project }))
@@ -59,12 +59,12 @@ export function authenticTeamRoles (
 
 interface RoleQuery { organization_id: string, user_id: number, slug?: string, id?: string }
 
-interface RolesRow { organization_id: string, user_id: string, query_index: number, found: TeamRoleFound[] | null }
+interface RolesRow { organization_id: string, user_id: string, query_index: number, roles: TeamRoleFound[] | null }
 
 const rolesInProject = preparedSql<RolesRow, OfOrganization & { queries: string }>('roles_in_project', ($) => sql`
   SELECT queries.organization_id, queries.user_id, queries.query_index, CASE
     WHEN queries.id IS NULL THEN ${teamRoles(sql`queries`, sql`slug = queries.slug`)}
-    ELSE ${teamRoles(sql`queries`, sql`id = queries.id`)} END AS found
+    ELSE ${teamRoles(sql`queries`, sql`id = queries.id`)} END AS roles
   FROM jsonb_to_recordset(${$('queries')}::jsonb)
     AS queries (query_index int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
 
@@ -77,7 +77,7 @@ export const findTeamRoles = batchLoad({
     return groupByQuery(await rolesInProject(db, { organization_id, queries: JSON.stringify(numbered) }), batch.length)
   },
   read: (db, [row]) =>
-    authenticTeamRoles(db, { organization_id: row!.organization_id, user_id: Number(row!.user_id) }, row!.found)
+    authenticTeamRoles(db, { organization_id: row!.organization_id, user_id: Number(row!.user_id) }, row!.roles)
 })
 
 const bytesOf = (hex: string | null) => hex === null ? null : Buffer.from(hex, 'hex')

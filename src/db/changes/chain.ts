@@ -42,7 +42,7 @@ export interface Counter {
   /** Whether the chain key is loaded. Without the key, no event can be recorded. */
   readonly hasKey: boolean
   /** The end of the chain when the counter was locked. */
-  readonly found: Head
+  readonly headAtLock: Head
   /** The callers that were validated under this lock, as JSON. */
   readonly live: Set<string>
 }
@@ -67,9 +67,9 @@ const isAmong = (ids: unknown) =>
 // Citus can move the rows of an organization to another node. An UPDATE waits for the end of a move, and prevents moves
 // until the transaction ends. A SELECT alone could lock the old row that the move leaves behind, so that two changes
 // could run at once. So the SELECT contains an UPDATE, which changes no row.
-const HELD_IN_PLACE = perEngine({
+const PINNED = perEngine({
   postgres: sql``,
-  citus: sql`WITH held AS (
+  citus: sql`WITH pinned AS (
     UPDATE organization_counters SET status = status WHERE status = ''${andOwn(sql`organization_id`)}
   ) `
 })
@@ -82,7 +82,7 @@ const locking = (name: string, skip: SQL) => preparedSql<
     { next_version: string, stored_bytes: string, plan: Plan | null, clock: number, at: number },
   OfOrganization & { ids: string, synchronous_commit: string }
 >(name, ($) => sql`
-  ${HELD_IN_PLACE}SELECT locked.*, (SELECT to_jsonb(p) FROM plans p WHERE p.name = locked.plan_name) AS plan, ${CLOCK} AS clock,
+  ${PINNED}SELECT locked.*, (SELECT to_jsonb(p) FROM plans p WHERE p.name = locked.plan_name) AS plan, ${CLOCK} AS clock,
     (extract(epoch FROM greatest(clock_timestamp(), least(locked.last_at, clock_timestamp() + interval '1 hour'))) * 1000)
       ::float8 AS at,
     set_config('idle_in_transaction_session_timeout',
@@ -120,7 +120,7 @@ export async function lockCounters (
     next_version: Number(row.next_version),
     stored_bytes: Number(row.stored_bytes),
     head: headOf(row),
-    found: headOf(row),
+    headAtLock: headOf(row),
     at: new Date(row.at),
     is_closed: row.is_closed,
     status: row.status,

@@ -14,10 +14,10 @@ const isSame = (one: Head, other: Head) =>
 /** Remembers the ends of the chains to which a transaction has appended events. Call this after its commit. */
 export function rememberEnds (db: Db, counters: Iterable<Counter>): void {
   const known = chainOf(db).knownEnds
-  for (const { organization_id, found, head, at } of counters) {
-    if (head.next_event === found.next_event) continue
+  for (const { organization_id, headAtLock, head, at } of counters) {
+    if (head.next_event === headAtLock.next_event) continue
     const before = known.get(organization_id)
-    known.set(organization_id, { head, at, isOwn: before === undefined || isSame(before.head, found) })
+    known.set(organization_id, { head, at, isOwn: before === undefined || isSame(before.head, headAtLock) })
   }
 }
 
@@ -29,17 +29,17 @@ const append = preparedSql<{ organization_id: string, clock: number }, {
   ends: string, events: string, now: number, synchronous_commit: SynchronousCommit
 }>('append_to_known_ends', ($) => sql`
   WITH ends AS (
-    SELECT * FROM jsonb_to_recordset(${$('ends')}::jsonb) AS its (organization_id char(26), known_event bigint,
+    SELECT * FROM jsonb_to_recordset(${$('ends')}::jsonb) AS ends (organization_id char(26), known_event bigint,
       known_head text, next_event bigint, event_head text, last_at timestamptz)
   ), free AS (
-    SELECT found.organization_id,
+    SELECT stored.organization_id,
       set_config('lock_timeout', '900', true),
       CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END
-    FROM organization_counters AS found JOIN ends USING (organization_id)
-    WHERE ${isKeyOf(sql`found.organization_id`, sql`SELECT organization_id FROM ends`)}
-      AND found.next_event = ends.known_event AND found.event_head = decode(ends.known_head, 'hex')
+    FROM organization_counters AS stored JOIN ends USING (organization_id)
+    WHERE ${isKeyOf(sql`stored.organization_id`, sql`SELECT organization_id FROM ends`)}
+      AND stored.next_event = ends.known_event AND stored.event_head = decode(ends.known_head, 'hex')
       AND ${CLOCK} BETWEEN ${$('now')}::float8 - 1000 AND ${$('now')}::float8 + 5000
-    ORDER BY found.organization_id FOR NO KEY UPDATE OF found SKIP LOCKED
+    ORDER BY stored.organization_id FOR NO KEY UPDATE OF stored SKIP LOCKED
   ), counter AS (
     UPDATE organization_counters SET next_event = ends.next_event, event_head = decode(ends.event_head, 'hex'),
       last_at = ends.last_at
