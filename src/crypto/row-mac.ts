@@ -19,17 +19,26 @@ function wellFormed (text: string): string {
   return text
 }
 
-/** The fields to encode, in order. Of a field in `presence`, only whether it has a value is encoded, as a boolean. */
-export interface RowFormat { fields: readonly string[], presence?: readonly string[] }
+/**
+ * The fields to encode, in order. Of a field in `presence`, only whether it has a value is encoded, as a boolean. The
+ * fields in `later` came with a later release: they are the last ones, and are left out while they are null, so that
+ * the rows of the former release keep their MACs (decision 0047).
+ */
+export interface RowFormat { fields: readonly string[], presence?: readonly string[], later?: readonly string[] }
 
 /** A faster `encodeRow` for the rows of one format. */
-export function createRowEncoder (table: string, { fields, presence = [] }: RowFormat) {
+export function createRowEncoder (table: string, { fields, presence = [], later = [] }: RowFormat) {
+  if (later.some((name, i) => fields[fields.length - later.length + i] !== name)) {
+    throw new Error(`the fields of ${table} from a later release are not the last ones`)
+  }
   const head = counted(table)
-  const parts = fields.map((name) => ({ name, prefix: counted(name), isPresence: presence.includes(name) }))
+  const parts = fields.map((name) =>
+    ({ name, prefix: counted(name), isPresence: presence.includes(name), isLater: later.includes(name) }))
   return (row: Readonly<Record<string, unknown>>): string => {
     let text = head
-    for (const { name, prefix, isPresence } of parts) {
+    for (const { name, prefix, isPresence, isLater } of parts) {
       const value = row[name]
+      if (isLater && value === null) continue
       text += prefix + encodeValue(isPresence ? value !== null && value !== false : value)
     }
     return wellFormed(text)

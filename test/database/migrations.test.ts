@@ -94,7 +94,7 @@ t.test('the MAC of a row goes over these fields, in this order', async (t) => {
   const fields = Object.entries(AUTHENTICATED).map(([table, { fields }]) => [table, fields])
   t.strictSame(
     Object.fromEntries(fields), JSON.parse(readFileSync('test/vectors/authenticated-fields.json', 'utf8')),
-    'after a release, a change of a list makes the MACs of all rows of the table void (0047)'
+    'a column that is added after a release comes last, is nullable and is named in `later` (0047)'
   )
 })
 

@@ -301,6 +301,18 @@ t.test('MACs over rows', async (t) => {
     t.throws(() => encodeField('a', '\ud800'))
   })
 
+  t.test('leaves a field of a later release out while it is null', async (t) => {
+    const before = createRowEncoder('t', { fields: ['a', 'b'] })
+    const encode = createRowEncoder('t', { fields: ['a', 'b', 'c', 'd'], later: ['c', 'd'] })
+    const row = { a: 1, b: null }
+    t.equal(encode({ ...row, c: null, d: null }), before(row))
+    const texts = [before(row), ...[{ c: '', d: null }, { c: null, d: '' }, { c: '', d: '' }, { c: false, d: null }]
+      .map((later) => encode({ ...row, ...later }))]
+    t.equal(new Set(texts).size, texts.length)
+    t.throws(() => createRowEncoder('t', { fields: ['a', 'b'], later: ['a'] }), /last/)
+    t.throws(() => encode(row), 'a row that was read without the field has no MAC')
+  })
+
   t.test('verifies the row that it was made over, and no other', async (t) => {
     const mac = base64(v.mac)
     const checkerOf = (key: Parameters<typeof createRowChecker>[0]) => {

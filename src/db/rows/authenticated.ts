@@ -8,8 +8,9 @@ import {
 
 // Rows of these tables have a MAC over their `fields`. Each `exempt` column has a note: what an attacker with write
 // access to the database gains by changing the column. Tables without a MAC have such a note in tables.ts
-// (`unauthenticated`). SECURITY.md lists the notes. A MAC depends on the list and order of the fields, so a change of
-// the list after a release invalidates all stored MACs of the table (0047).
+// (`unauthenticated`). SECURITY.md lists the notes. A MAC depends on the list and order of the fields. A column that is
+// added after a release is nullable, comes last and is named in `later`: the MAC leaves such a column out while it is
+// null. Any other change of a list invalidates all stored MACs of the table (0047).
 
 type Columns<T extends PgTable> = T['_']['columns']
 type Name<T extends PgTable> = Extract<keyof Columns<T>, string>
@@ -20,13 +21,15 @@ interface Declaration<T extends PgTable, F extends Name<T>> {
   fields: readonly F[]
   /** Fields with sealed content. The MAC covers only whether there is content. */
   presence: readonly F[]
+  /** Fields of a later release. The MAC leaves them out while they are null. */
+  later: readonly F[]
   exempt: Record<Exclude<Name<T>, F | 'mac'>, string>
 }
 
 const declare = <T extends PgTable, F extends Name<T>>(
   table: T, key: readonly NoInfer<F>[], fields: readonly F[], exempt: Record<Exclude<Name<T>, F | 'mac'>, string>,
-  presence: readonly NoInfer<F>[] = []
-): Declaration<T, F> => ({ table, key, fields, exempt, presence })
+  { presence = [], later = [] }: { presence?: readonly NoInfer<F>[], later?: readonly NoInfer<F>[] } = {}
+): Declaration<T, F> => ({ table, key, fields, exempt, presence, later })
 
 const SHOWN = 'Only shown'
 const CREATED = { created_at: SHOWN }
@@ -120,7 +123,7 @@ export const AUTHENTICATED = {
     version_bytes: 'The bytes that a purge or delete subtracts: set lower, the plan is full sooner; set higher, later',
     created_at: PAST,
     updated_at: PAST
-  }, ['sealed'])
+  }, { presence: ['sealed'] })
 } as const
 
 export type AuthenticatedTable = keyof typeof AUTHENTICATED
