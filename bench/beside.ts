@@ -1,9 +1,9 @@
 /**
- * `npm run bench:beside -- DIR [--rounds 10 --seconds 2 --only WORD --embedded]`: this build in turns with another
- * build of the service, whose checkout (with `dist/`) is DIR. Both have a database of their own on one PostgreSQL, or
- * with `--embedded` an embedded one. A ratio is the median of the rounds' ratios: a rate above 1, or a time below 1, is
- * better than the other build. `--only`: the rows whose names contain WORD. Prints a Markdown table, and exits with 0
- * also if a bar is missed.
+ * `npm run bench:beside -- DIR [--rounds 10 --seconds 2 --only WORD --embedded --workers 2]`: this build in turns with
+ * another build of the service, whose checkout (with `dist/`) is DIR. Both have a database of their own on one
+ * PostgreSQL, or with `--embedded` an embedded one. With `--workers`, each build serves with that many processes. A
+ * ratio is the median of the rounds' ratios: a rate above 1, or a time below 1, is better than the other build.
+ * `--only`: the rows whose names contain WORD. Prints a Markdown table, and exits with 0 also if a bar is missed.
  */
 import fs from 'node:fs'
 import os from 'node:os'
@@ -27,7 +27,8 @@ const { values, positionals: [checkout] } = parseArgs({
     rounds: { type: 'string', default: '10' },
     seconds: { type: 'string', default: '2' },
     only: { type: 'string', default: '' },
-    embedded: { type: 'boolean', default: false }
+    embedded: { type: 'boolean', default: false },
+    workers: { type: 'string', default: '1' }
   }
 })
 const [rounds, seconds] = [Number(values.rounds), Number(values.seconds)]
@@ -68,6 +69,10 @@ const ROWS: PlaceRow[] = [
   { row: `change of one name of ${NAMES}`, requests: changing },
   { row: 'store, 20 organizations', requests: storingAll },
   { row: 'store, one organization', requests: (place) => storingAll(place).slice(0, 1) },
+  {
+    row: 'store with Idempotency-Key, one organization',
+    requests: (place) => storingAll(place).slice(0, 1).map((request) => ({ ...request, isKeyed: true }))
+  },
   { row: 'store, 1 connection: p50', requests: (place) => storingAll(place).slice(0, 1), ...alone },
   { row: 'restore, 20 organizations', requests: restoring }
 ]
@@ -101,7 +106,7 @@ async function database (name: string): Promise<Record<string, string>> {
   await sql.end()
   const url = new URL(server.url)
   url.pathname = `/${name}`
-  return { DATABASE_URL: url.href, DATABASE_POOL: '10' }
+  return { DATABASE_URL: url.href, DATABASE_POOL: '10', WORKERS: values.workers }
 }
 
 async function fill (place: Place): Promise<Place> {

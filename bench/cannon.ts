@@ -1,6 +1,7 @@
 /** The child process that sends load: answers each `Shot` message with an `Outcome`, and exits with its parent. */
+import { randomUUID } from 'node:crypto'
 import { createRequire } from 'node:module'
-import { quantile, type Outcome, type Shot } from './load.ts'
+import { quantile, type Outcome, type Request, type Shot } from './load.ts'
 
 interface Client { setRequests (requests: object[]): void }
 interface Options {
@@ -29,7 +30,12 @@ process.on('message', (message: Shot | 'cease') => {
 })
 process.on('disconnect', () => process.exit())
 
+const withKey = (request: Request): Request =>
+  ({ ...request, headers: { ...request.headers, 'idempotency-key': randomUUID() } })
+
 function shoot (shot: Shot) {
+  const requests = shot.requests.map(({ isKeyed, ...request }) =>
+    isKeyed ? { ...request, setupRequest: withKey } : request)
   const latencies: number[] = []
   const unexpected: Record<string, number> = {}
   let good = 0
@@ -43,8 +49,8 @@ function shoot (shot: Shot) {
     sampleInt: 100,
     // Each connection starts at another index, so that not all send the same request at once.
     setupClient: (client) => {
-      const from = next++ % shot.requests.length
-      client.setRequests([...shot.requests.slice(from), ...shot.requests.slice(0, from)])
+      const from = next++ % requests.length
+      client.setRequests([...requests.slice(from), ...requests.slice(0, from)])
     }
   }, (error, result) => {
     if (error) throw error

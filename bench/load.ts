@@ -2,7 +2,14 @@ import { fork } from 'node:child_process'
 import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
 
-export interface Request { method: 'GET' | 'POST' | 'PATCH', path: string, headers?: Record<string, string>, body?: string }
+export interface Request {
+  method: 'GET' | 'POST' | 'PATCH'
+  path: string
+  headers?: Record<string, string>
+  body?: string
+  /** Each request has an `Idempotency-Key` of its own. */
+  isKeyed?: boolean
+}
 
 /** A load: sends `amount` requests, or for `seconds`, at `rate` requests per second at most. */
 export interface Shot {
