@@ -1,5 +1,7 @@
 import type { Keyring } from '../crypto/keyring.ts'
-import type { Db } from '../db/database.ts'
+import { change } from '../changes/change.ts'
+import { transaction, type Db } from '../db/database.ts'
+import { systemOf } from '../repositories/audit/audit.ts'
 import { listReEncryptions, START, type Cursor, type Waiting } from '../repositories/secrets/re-encryption.ts'
 import type { Log } from '../telemetry/log.ts'
 import type { Background } from './background.ts'
@@ -23,7 +25,8 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
   async function take (one: Waiting, pass = begin()): Promise<StepResult<Pass>> {
     const of = about(one)
     const { organization, project_id } = one
-    const { last: after, end, ...batch } = await moveBatch({ db, keyring }, organization, project_id, pass.after)
+    const { last: after, end, ...batch } = await transaction(db, async (db) =>
+      moveBatch(db, keyring, organization, project_id, pass.after))
     const named = [...pass.named, ...batch.unreadable].slice(0, MAX_LOGGED_IDS)
     const unreadable = pass.unreadable + batch.unreadable.length
     const moved = pass.moved + batch.moved
@@ -33,7 +36,12 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
       if (isTime) log.info({ ...of, moved }, 'history is being re-encrypted')
       return { more: { after, moved, held, unreadable, named, reported: isTime ? performance.now() : pass.reported } }
     }
-    const done = await endReEncryption({ db, keyring }, organization, project_id, unreadable)
+    const { written: done } = await change(db, systemOf(organization.id), {
+      decide: () => ({
+        write: async (db) => endReEncryption(db, organization.id, project_id, unreadable),
+        events: (done) => done === undefined ? [] : [done.event]
+      })
+    })
     if (done !== undefined) log.info({ ...of, moved: done.moved, unreadable }, 'history re-encrypted')
     else if (moved > 0) return { more: begin() }
     else if (held > 0) return 'locked'

@@ -81,14 +81,14 @@ export const organizations: Domain = async (app) => {
       const created = await orSlugTaken(() => changeOfPerson(app.db, actor, user.id, {
         load: async (db) => chooseSlug(db, 'organization', undefined, body),
         decide: (slug) => ({
-          async write (db) {
+          async write (db, lockCounter) {
             const organization = { id, name: body.name, slug, plan: app.config.defaultPlan }
-            const limit = await foundOrganization(db, app.keyring, organization, user.id)
-            if (limit !== undefined) fail('organization_limit_reached', { limit })
-            return await readOrganization(db, id) ?? fail('not_found')
+            const founded = await foundOrganization(db, app.keyring, organization, lockCounter, user.id)
+            if (typeof founded === 'number') return fail('organization_limit_reached', { limit: founded })
+            return { organization: await readOrganization(db, id) ?? fail('not_found'), founded }
           },
-          events: [eventOf('organization.create', id, { slug })],
-          answer: (organization) => ({ status: 201, body: toAnswer(organization) })
+          events: ({ founded }) => [...founded, eventOf('organization.create', id, { slug })],
+          answer: ({ organization }) => ({ status: 201, body: toAnswer(organization) })
         })
       }))
       return reply.code(201).send(created.body)

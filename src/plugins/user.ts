@@ -113,17 +113,20 @@ export const user: Domain = async (app) => {
       const organizationId = await findInviter(request, access_token, person, id)
       const actor = personOf(request, organizationId, person)
       const { body } = await change(app.db, ofRequest(request, actor), {
-        decide: () => ({
+        async load (db, counter) {
+          await lockAccessToken(db, access_token)
+          return counter
+        },
+        decide: (counter) => ({
           async write (db) {
-            // Records the event with the caller, so the access token and the new membership are valid at the commit.
-            const accepted = await acceptInvitation(db, organizationId, id, person, (role) =>
-              ({ ...actor, caller: { access_token, user_id: person.id, role } }))
+            const accepted = await acceptInvitation(db, counter, id, person)
+            if (accepted === 'organization_inactive') return fail(accepted, { status: counter.status })
             if (typeof accepted === 'string') return fail(REFUSALS[accepted])
             const organization = await readOrganization(db, organizationId) ?? fail('not_found')
             await recordForPersonAlone(db, request, person, 'member.join', { organization: organization.name })
-            return { organization, role: accepted.role }
+            return { organization, ...accepted }
           },
-          events: [],
+          events: ({ event }) => [event],
           answer: ({ organization: { name, slug }, role }) =>
             ({ body: { data: { type: 'organizations' as const, id: organizationId, attributes: { name, slug, role } } } })
         })
@@ -149,11 +152,12 @@ export const user: Domain = async (app) => {
         load: async (db) => lockAccessToken(db, access_token),
         decide: () => ({
           async write (db) {
-            if (!await declineInvitation(db, organizationId, id, person)) fail('not_found')
+            const event = await declineInvitation(db, organizationId, id, person) ?? fail('not_found')
             const organization = await readOrganization(db, organizationId) ?? fail('not_found')
             await recordForPersonAlone(db, request, person, 'invitation.decline', { organization: organization.name })
+            return event
           },
-          events: []
+          events: (event) => [event]
         })
       })
       return reply.code(204).send(null)
@@ -188,7 +192,7 @@ const REFUSALS = {
   memberships_full: 'memberships_full',
   organization_full: 'organization_full',
   tokens_left: 'conflict'
-} as const satisfies Record<Refusal, ErrorCode>
+} as const satisfies Record<Exclude<Refusal, 'organization_inactive'>, ErrorCode>
 
 const toInvitation = ({ id, organization, role, invited_by, expires_at, created_at }: OwnInvitation) => ({
   type: 'invitations' as const,

@@ -1,8 +1,8 @@
 import type { Role } from '../../schemas/users.ts'
 import type { Db } from '../db/database.ts'
-import { counterOf, requireOpen } from '../db/changes/chain.ts'
+import type { Counter } from '../db/changes/chain.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../db/callers/grants.ts'
-import { eventOf, recordEvent, systemOf, type Actor, type RecordedEvent } from '../repositories/audit/audit.ts'
+import { eventOf, systemOf, type Actor, type AuditEvent, type RecordedEvent } from '../repositories/audit/audit.ts'
 import {
   deleteExpiredInvitations, deleteInvitation, deleteInvitations, listEndedInvitations, listGivenInvitations,
   lockInvitation, type Invitation, type Inviter
@@ -10,14 +10,15 @@ import {
 import { deleteMember, findActiveRoles, findMember, lockMember, lockOtherOwners } from '../repositories/people/members.ts'
 import { findOrganization } from '../repositories/levels/organizations.ts'
 import { createPersonalEvent } from '../repositories/people/personal-events.ts'
-import { findFull, lockPlan } from '../repositories/billing/plans.ts'
+import { findFull } from '../repositories/billing/plans.ts'
 import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
 import { listPrincipals } from '../repositories/people/principals.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
 import { mayInvite, powersOfRole, type Powers } from '../rules/roles.ts'
 import type { MemberAttributes } from '../../schemas/members.ts'
 
-// Each function runs in the caller's transaction, and locks the organization before the account (decision 0029).
+// Each function runs in the caller's transaction, and returns its events. The caller has locked the organization
+// before: these functions lock accounts, and the organization comes first (decision 0029).
 
 export interface Invitee { id: number, name: string, email: string }
 
@@ -27,23 +28,20 @@ export interface Invitee { id: number, name: string, email: string }
  *   may no longer give it;
  * - `memberships_full`: the person has reached the maximum number of memberships or of owned organizations;
  * - `organization_full`: the plan allows no more members;
+ * - `organization_inactive`: the organization is suspended, locked or cancelled;
  * - `tokens_left`: the API tokens of an earlier membership are not deleted yet.
  */
-export type Refusal = 'gone' | 'memberships_full' | 'organization_full' | 'tokens_left'
+export type Refusal = 'gone' | 'memberships_full' | 'organization_full' | 'organization_inactive' | 'tokens_left'
 
-/**
- * Makes the invited person a member. `actorOf` returns the person as the actor of the event, with the given role.
- * Throws OrganizationInactive.
- */
+/** Makes the invited person a member. Returns the role, and the event, whose actor is the person. */
 export async function acceptInvitation (
-  db: Db, organizationId: string, id: string, person: Invitee, actorOf: (role: Role) => Actor
-): Promise<{ role: Role } | Refusal> {
-  const plan = await lockPlan(db, organizationId)
+  db: Db, { organization_id: organizationId, plan, status }: Counter, id: string, person: Invitee
+): Promise<{ role: Role, event: AuditEvent } | Refusal> {
   const memberships = await lockMemberships(db, person.id)
   const invitation = await lockInvitationTo(db, organizationId, id, person)
-  if (plan === undefined || invitation === undefined) return 'gone'
+  if (invitation === undefined) return 'gone'
   if ((await findGiven(db, organizationId, [invitation])).length === 0) return 'gone'
-  requireOpen(counterOf(db))
+  if (status !== 'active') return 'organization_inactive'
   const member = await findMember(db, organizationId, person.id)
   const role = member?.role ?? invitation.role
   if (member === undefined) {
@@ -54,20 +52,17 @@ export async function acceptInvitation (
     await createMember(db, { organization_id: organizationId, user_id: person.id, role })
   }
   await deleteInvitation(db, organizationId, id)
-  await recordEvent(db, actorOf(role), eventOf('member.join', person.id, { invitation: id, role }))
-  return { role }
+  return { role, event: eventOf('member.join', person.id, { invitation: id, role }) }
 }
 
-/** Declines an invitation; false if there is none. The event shows the organization only the e-mail address. */
+/** Declines an invitation; undefined if there is none. The event shows the organization only the e-mail address. */
 export async function declineInvitation (
   db: Db, organizationId: string, id: string, person: Invitee
-): Promise<boolean> {
-  await lockPlan(db, organizationId)
+): Promise<RecordedEvent | undefined> {
   const invitation = await lockInvitationTo(db, organizationId, id, person)
-  if (invitation === undefined) return false
+  if (invitation === undefined) return undefined
   await deleteInvitation(db, organizationId, id)
-  await recordEvent(db, systemOf(organizationId), eventOf('invitation.decline', id, { email: invitation.email }))
-  return true
+  return { actor: systemOf(organizationId), event: eventOf('invitation.decline', id, { email: invitation.email }) }
 }
 
 /** Those of an organization's invitations that their inviters may give now. The operator may give every invitation. */
@@ -117,9 +112,7 @@ export async function endInvitationsEverywhere (
 const withdrawalOf = ({ id, email, role }: Invitation) =>
   eventOf('invitation.withdraw', id, { email, role, with: 'inviter' })
 
-/**
- * Deletes up to 1,000 expired invitations. Returns their number and the events. The caller has locked the organization.
- */
+/** Deletes up to 1,000 expired invitations. Returns their number and the events. */
 export async function expireInvitations (
   db: Db, organizationId: string
 ): Promise<{ deleted: number, events: RecordedEvent[] }> {
@@ -140,13 +133,12 @@ async function lockInvitationTo (
  * Returns `last_owner` without changes if no other owner can act. `validate` validates the locked membership, and may
  * throw. Returns the former member as `member`, which is undefined if the account has a wrong MAC, and `none` without a
  * membership. Returns the events of the organization. If a person leaves, records an event of the person's account.
+ * The caller has locked the organization: if two owners remove each other, the second one sees the first removal.
  */
 export async function endMembership (
   db: Db, actor: Actor, userId: number, validate: (member: { role: Role }) => Promise<void> | void = () => {}
 ): Promise<{ member: MemberAttributes | undefined, events: RecordedEvent[] } | 'none' | 'last_owner'> {
   const { organization_id } = actor
-  // If two owners remove each other, the second transaction waits for this lock, and then sees the first removal.
-  if (await lockPlan(db, organization_id) === undefined) return 'none'
   const otherOwners = await lockOtherOwners(db, organization_id, userId)
   const member = await lockMember(db, organization_id, userId)
   if (member === undefined) return 'none'

@@ -22,7 +22,7 @@ import { openCurrent, openVersion } from '../../src/vault/documents/documents.ts
 import {
   checkHashOf, dataKeyOf, keyCheckOf, keyStringOf, saltOf, storageKeyOf
 } from '../../src/vault/keys/keys.ts'
-import { openRows } from '../../src/vault/audit/row-authentication.ts'
+import { openRows } from '../../src/jobs/violations.ts'
 import { createHistoryWorker } from '../../src/jobs/history.ts'
 import { makeOrganization, makeToken, ON_CITUS } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'

@@ -25,7 +25,7 @@ import { createToken, lockToken, rotateToken } from '../../src/repositories/peop
 import type { Ability } from '../../schemas/scopes.ts'
 import type { Slice } from '../../src/rules/slices.ts'
 import { makeStorageKey } from '../../src/vault/keys/keys.ts'
-import { openRows } from '../../src/vault/audit/row-authentication.ts'
+import { openRows } from '../../src/jobs/violations.ts'
 import { beside } from './statements.ts'
 import { QUICK } from './costs.ts'
 

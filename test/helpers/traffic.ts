@@ -8,7 +8,7 @@ import { buildApp } from '../../src/app.ts'
 import type { Costs } from '../../src/crypto/costs.ts'
 import { connect, databaseError, DatabaseUnavailable } from '../../src/db/database.ts'
 import { queueOf } from '../../src/db/changes/queue.ts'
-import { openRows } from '../../src/vault/audit/row-authentication.ts'
+import { openRows } from '../../src/jobs/violations.ts'
 import { startIsolatedApp, type TestApp } from './app.ts'
 import { beside } from './statements.ts'
 

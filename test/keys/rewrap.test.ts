@@ -21,7 +21,7 @@ import {
   dataKeyOf, keyCheckOf, keyStringOf, makeServerKey, makeStorageKey, registerClientKey, saltOf, storageKeyOf
 } from '../../src/vault/keys/keys.ts'
 import { lockCurrentCanary } from '../../src/vault/keys/master-keys.ts'
-import { openRows } from '../../src/vault/audit/row-authentication.ts'
+import { openRows } from '../../src/jobs/violations.ts'
 import { ACTIVITY, freshDatabase, makeOrganization, makeToken } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { QUICK } from '../helpers/costs.ts'

@@ -16,7 +16,7 @@ import { findUser, createPasswordLink } from '../../src/repositories/people/user
 import { createSession } from '../../src/repositories/people/sessions.ts'
 import { createPair } from '../../src/repositories/people/oauth.ts'
 import { useCode } from '../../src/vault/keys/second-factor.ts'
-import { openRows } from '../../src/vault/audit/row-authentication.ts'
+import { openRows } from '../../src/jobs/violations.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { freshDatabase, startApp } from '../helpers/app.ts'
 import {

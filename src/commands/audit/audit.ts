@@ -1,18 +1,22 @@
 import { stat } from 'node:fs/promises'
 import { StringDecoder } from 'node:string_decoder'
+import { change } from '../../changes/change.ts'
 import { loadConfig, type Config } from '../../config.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
+import { CallerEnded } from '../../db/callers/caller.ts'
 import { DatabaseUnavailable, isLockTimeout, type Db } from '../../db/database.ts'
 import type { ChainKeyRow } from '../../db/events.ts'
+import { operatorOf } from '../../repositories/audit/audit.ts'
 import { countEvents, findBefore, findChain, listChains, readChain, type ChainRow } from '../../repositories/audit/chains.ts'
 import { findServiceKey, listCanaries } from '../../repositories/keys/master-keys.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { parseTimestamp } from '../../rules/formats/timestamps.ts'
 import {
-  exportMac, FIRST_CHAIN_KEY, openChainKey, openFirstKey, rotateChainKey, type ExportedChain
+  exportMac, FIRST_CHAIN_KEY, handOverChain, openChainKey, openFirstKey, type ExportedChain
 } from '../../vault/audit/chain.ts'
 import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../../vault/audit/verification.ts'
+import { lockCurrentCanary } from '../../vault/keys/master-keys.ts'
 import { command, verbs, withOpened, type Noun } from '../common/noun.ts'
 import { FolderMissing, requireDatabase, requireKeyFolder } from '../common/data-dir.ts'
 import { Interrupted, lineOf, refuse } from '../common/errors.ts'
@@ -137,6 +141,25 @@ export async function * rotateChainKeys (
       if (error instanceof DatabaseUnavailable && !isLockTimeout(error)) throw error
       yield { line: `${id}: ${lineOf(error)}`, isDone: false }
     }
+  }
+}
+
+/** Rotates the chain key of an organization. Returns the new key; undefined without a counter row. */
+export async function rotateChainKey (
+  db: Db, keyring: Keyring, organizationId: string
+): Promise<ChainKeyRow | undefined> {
+  try {
+    const { written } = await change(db, operatorOf(organizationId), {
+      load: async (db) => lockCurrentCanary(db, keyring),
+      decide: () => ({
+        write: async (db, lockCounter) => handOverChain(db, keyring, await lockCounter()),
+        events: ({ event }) => [event]
+      })
+    })
+    return written.key
+  } catch (error) {
+    if (error instanceof CallerEnded) return undefined
+    throw error
   }
 }
 

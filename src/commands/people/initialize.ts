@@ -2,6 +2,7 @@ import { readFileSync } from 'node:fs'
 import { ulid } from 'ulidx'
 import { PASSWORD } from '../../../schemas/users.ts'
 import { generatePassword, hashPassword } from '../../crypto/passwords.ts'
+import { openChange } from '../../db/changes/chain.ts'
 import { transaction } from '../../db/database.ts'
 import { chooseSlug } from '../../http/routes/slugs.ts'
 import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
@@ -68,8 +69,12 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
     )
     if (user === undefined) refuse(`An account with ${first.email} already exists`)
     const slug = await chooseSlug(db, 'organization', undefined, { name: first.organization })
-    await foundOrganization(db, keyring, { id, name: first.organization, slug, plan: first.plan }, user)
+    const lockCounter = async () => (await openChange(db, { organization_id: id }))!
+    const founded = await foundOrganization(
+      db, keyring, { id, name: first.organization, slug, plan: first.plan }, lockCounter, user
+    )
     const { token } = await mintToken(db, id, 'First token', ['*'])
+    if (typeof founded === 'object') for (const { actor, event } of founded) await recordEvent(db, actor, event)
     await recordEvent(db, operatorOf(id), eventOf('organization.create', id))
     return {
       organization: { id, slug },

@@ -73,8 +73,12 @@ export async function addOrganization (
       ? undefined
       : await findUserByEmail(db, owner) ?? refuse(`There is no account with ${owner}. Create it with \`user add\``)
     const slug = await chooseSlug(db, 'organization', undefined, { name })
-    const limit = await foundOrganization(db, keyring, { id, name, slug, plan }, user?.id)
-    if (limit !== undefined) refuse(`${owner} has reached the limit of ${limit} organizations as a member or owner`)
+    const lockCounter = async () => (await openChange(db, { organization_id: id }))!
+    const founded = await foundOrganization(db, keyring, { id, name, slug, plan }, lockCounter, user?.id)
+    if (typeof founded === 'number') {
+      return refuse(`${owner} has reached the limit of ${founded} organizations as a member or owner`)
+    }
+    for (const { actor, event } of founded) await recordEvent(db, actor, event)
     await recordEvent(db, operatorOf(id), eventOf('organization.create', id, { slug, plan }))
     return { id, slug }
   })

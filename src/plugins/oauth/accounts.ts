@@ -2,8 +2,9 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
-import { OrganizationInactive } from '../../db/callers/caller.ts'
-import { transaction, type Db } from '../../db/database.ts'
+import { change } from '../../changes/change.ts'
+import type { Counter } from '../../db/changes/chain.ts'
+import type { Db } from '../../db/database.ts'
 import type { EndedTokens } from '../../db/callers/grants.ts'
 import { personOf } from '../../http/routes/actor.ts'
 import { browserOf, setCookie, visible, type Form } from '../../http/pages/pages.ts'
@@ -12,10 +13,9 @@ import {
   findInvitationOfLink, findInvitingOrganization, listInvitationsTo, type OwnInvitation
 } from '../../repositories/people/invitations.ts'
 import { listGrants, revokeGrantOf } from '../../repositories/people/oauth.ts'
-import { recordEvent } from '../../repositories/audit/audit.ts'
+import { systemOf, type RecordedEvent } from '../../repositories/audit/audit.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { listPersonalEvents } from '../../repositories/people/personal-events.ts'
-import { lockPlan } from '../../repositories/billing/plans.ts'
 import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/people/second-factors.ts'
 import { listSessions } from '../../repositories/people/sessions.ts'
 import { deleteTokens, listTokensOfPerson, lockOwnToken } from '../../repositories/people/tokens.ts'
@@ -31,7 +31,7 @@ import {
 } from '../../vault/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
-  nameIn, problemWith, problemWithName, refusal, setPasswordByLink, signedIn, stepHash, withSecondFactor,
+  inSessionOf, nameIn, problemWith, problemWithName, refusal, setPasswordByLink, signedIn, stepHash, withSecondFactor,
   WRONG_CODE
 } from './pages/browser.ts'
 import { endSession } from './console.ts'
@@ -50,7 +50,7 @@ const WRONG = 'Wrong e-mail address or password.'
 const AGAIN = 'The sign-in has expired, or there were too many wrong codes. Sign in again.'
 const LAST_OWNER = 'You are the last owner of this organization. Make another member an owner first.'
 
-const REFUSALS: Record<Refusal | 'organization_inactive', string> = {
+const REFUSALS: Record<Refusal, string> = {
   gone: 'This invitation is no longer valid. Ask for a new one.',
   memberships_full: 'You have reached the limit of organizations. Leave an organization, then accept the invitation.',
   organization_full: 'The organization has no free seat. Ask the person who invited you to free a seat.',
@@ -164,9 +164,10 @@ export const accounts: Domain = async (app) => {
     onOwnForm(`/account/${path}`, { audit: event }, async (request, _reply, session, form) => {
       const id = idIn(form)
       const organization = await find(session.user, id)
-      const problem = organization === undefined
-        ? missing
-        : await inSession(app, request, session, (db) => act(db, request, session, organization, id), organization)
+      const { problem } = organization === undefined
+        ? { problem: missing }
+        : await inSessionOf(app, request, session, organization, (db, counter) =>
+          act(db, request, session, counter, id))
       // The background cleanup deletes the tokens of an ended membership.
       app.removals.wake()
       return problem === undefined ? '/account' : showAccount(request, session, problem)
@@ -260,21 +261,29 @@ export const accounts: Domain = async (app) => {
     if (problem !== undefined) return joinPage(cookie, linkOf(request), invitation, problem)
     const password_hash = await hashPassword(password, app.costs.password)
     const name = nameIn(form) ?? invitation.email.split('@')[0]!.slice(0, NAME_LENGTH)
-    const joined = await transaction(app.db, async (db) => {
-      // Lock order: the organization before the account (decision 0029).
-      await lockPlan(db, invitation.organization_id)
-      const opened = await openAccount(db, invitation.email, name, password_hash)
-      if (opened === undefined || await findLinked(request, db) === undefined) return undefined
-      const person = { id: opened.id, name, email: invitation.email }
-      // If `join` fails, the invitation stays open and is listed on /account. Lock order: `join` locks this
-      // organization before `recordForUser` locks others (decision 0029).
-      await join(db, request, person, invitation)
-      await recordForUser(db, request, person, 'user.password', {}, opened.ended)
-      return { id: opened.id, name, second_factor_id: null, password_hash }
-    }, { organization_id: invitation.organization_id, waited: request.waited })
+    // The account may not exist yet, so the actor of the change is not the person. Each event has its own actor.
+    const actor = { ...systemOf(invitation.organization_id), waited: request.waited }
+    const { written: joined } = await change(app.db, actor, {
+      decide: () => ({
+        async write (db, lockCounter) {
+          const opened = await openAccount(db, invitation.email, name, password_hash)
+          if (opened === undefined || await findLinked(request, db) === undefined) return undefined
+          const person = { id: opened.id, name, email: invitation.email }
+          // If `join` fails, the invitation stays open and is listed on /account.
+          const { events } = await join(db, request, person, await lockCounter(), invitation.id)
+          const ofPassword = await recordForUser(
+            db, request, person, 'user.password', {}, opened.ended, invitation.organization_id
+          )
+          return {
+            user: { id: opened.id, name, second_factor_id: null, password_hash }, events: [...events, ...ofPassword]
+          }
+        },
+        events: (joined) => joined?.events ?? []
+      })
+    })
     // The invitation was withdrawn, or another request used it.
     if (joined === undefined) return INVITATION_GONE
-    await beginSession(app, request, reply, joined)
+    await beginSession(app, request, reply, joined.user)
     return '/account'
   })
 
@@ -356,38 +365,42 @@ async function endApplication (db: Db, request: FastifyRequest, { user }: Signed
   await recordForUser(db, request, user, 'oauth.revoke', { grant, client: revoked.client_id }, revoked.ended)
 }
 
+/** The events of a change of an organization, or why nothing was changed. */
+interface FormResult { problem?: Problem, events: RecordedEvent[] }
+
+const refused = (problem: string): FormResult => ({ problem: { problem, status: 422 }, events: [] })
+
 async function accept (
-  db: Db, request: FastifyRequest, { user }: SignedIn, organization_id: string, id: string
-): Promise<Problem | undefined> {
-  return join(db, request, user, { organization_id, id })
+  db: Db, request: FastifyRequest, { user }: SignedIn, counter: Counter, id: string
+): Promise<FormResult> {
+  return join(db, request, user, counter, id)
 }
 
 async function join (
-  db: Db, request: FastifyRequest, person: Invitee, { organization_id, id }: { organization_id: string, id: string }
-): Promise<Problem | undefined> {
-  const accepted = await acceptInvitation(db, organization_id, id, person, () =>
-    personOf(request, organization_id, person)).catch((error: unknown) => {
-    if (error instanceof OrganizationInactive) return 'organization_inactive' as const
-    throw error
-  })
-  if (typeof accepted === 'string') return { problem: REFUSALS[accepted], status: 422 }
+  db: Db, request: FastifyRequest, person: Invitee, counter: Counter, id: string
+): Promise<FormResult> {
+  const accepted = await acceptInvitation(db, counter, id, person)
+  if (typeof accepted === 'string') return refused(REFUSALS[accepted])
+  const { organization_id } = counter
   await recordForPersonAlone(db, request, person, 'member.join', await nameOfOrganization(db, organization_id))
-  return undefined
+  return { events: [{ actor: personOf(request, organization_id, person), event: accepted.event }] }
 }
 
 async function decline (
-  db: Db, request: FastifyRequest, { user }: SignedIn, organization: string, id: string
-): Promise<undefined> {
-  if (!await declineInvitation(db, organization, id, user)) return
-  await recordForPersonAlone(db, request, user, 'invitation.decline', await nameOfOrganization(db, organization))
+  db: Db, request: FastifyRequest, { user }: SignedIn, { organization_id }: Counter, id: string
+): Promise<FormResult> {
+  const declined = await declineInvitation(db, organization_id, id, user)
+  if (declined === undefined) return { events: [] }
+  await recordForPersonAlone(db, request, user, 'invitation.decline', await nameOfOrganization(db, organization_id))
+  return { events: [declined] }
 }
 
 async function leave (
-  db: Db, request: FastifyRequest, { user }: SignedIn, organization: string
-): Promise<Problem | undefined> {
-  const ended = await endMembership(db, personOf(request, organization, user), user.id)
-  if (typeof ended === 'object') for (const { actor, event } of ended.events) await recordEvent(db, actor, event)
-  return ended === 'last_owner' ? { problem: LAST_OWNER, status: 422 } : undefined
+  db: Db, request: FastifyRequest, { user }: SignedIn, { organization_id }: Counter
+): Promise<FormResult> {
+  const ended = await endMembership(db, personOf(request, organization_id, user), user.id)
+  if (ended === 'none') return { events: [] }
+  return ended === 'last_owner' ? refused(LAST_OWNER) : ended
 }
 
 async function nameOfOrganization (db: Db, id: string): Promise<{ organization: string }> {

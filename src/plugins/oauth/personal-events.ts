@@ -5,30 +5,37 @@ import type { Db } from '../../db/database.ts'
 import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
 import { personalEventOf, recordForPersonAlone, type Details, type Person } from '../../http/guard/personal-events.ts'
 import { personOf, withoutOrigin } from '../../http/routes/actor.ts'
-import type { Actor } from '../../repositories/audit/audit.ts'
+import type { Actor, AuditEvent, RecordedEvent } from '../../repositories/audit/audit.ts'
 import { listOrganizationsIfAvailable, listOrganizationsOf } from '../../repositories/people/members.ts'
 import { endInvitationsEverywhere } from '../../vault/memberships.ts'
 
 /**
  * Records an event of a user in the caller's transaction: for the user and in each organization of the user. If an
  * organization cannot record the event now, or a node of Citus does not answer, the event is recorded later. `ended`
- * has the API tokens that the recorded action ended; the event of an organization lists only its own tokens.
+ * has the API tokens that the recorded action ended; the event of an organization lists only its own tokens. `changed`
+ * is the organization of a change (`change`): its events are returned instead, because the change records them.
  */
 export async function recordForUser (
   db: Db, request: FastifyRequest, user: Person, action: EventName, details: Details = {},
-  ended: readonly EndedTokens[] = []
-): Promise<void> {
+  ended: readonly EndedTokens[] = [], changed?: string
+): Promise<RecordedEvent[]> {
   if (ended.length > 0) request.hasEnded = true
   await recordForPersonAlone(db, request, user, action, details)
   // Ending API tokens changes rows on all nodes of Citus, so this transaction needs all nodes anyway.
   const organizations = await (ended.length > 0 ? listOrganizationsOf : listOrganizationsIfAvailable)(db, user.id)
   const effects = await endInvitationsEverywhere(db, ended.map(({ organization_id }) => organization_id))
-  if (await recordOfPerson(db, actorsOf(request, user, organizations), (organizationId) => ({
+  const actors = actorsOf(request, user, organizations)
+  const eventIn = (organizationId: string): AuditEvent => ({
     action,
     resource_type: 'user',
     resource_id: String(user.id),
     details: { ...details, ...endingOf(ended, organizationId) }
-  }), { effects })) request.hasLateEvents = true
+  })
+  const isOther = ({ organization_id }: Actor) => organization_id !== changed
+  const others = effects.filter(({ actor }) => isOther(actor))
+  if (await recordOfPerson(db, actors.filter(isOther), eventIn, { effects: others })) request.hasLateEvents = true
+  return actors.map((actor) => ({ actor, event: eventIn(actor.organization_id) })).concat(effects)
+    .filter(({ actor }) => !isOther(actor))
 }
 
 // The user as the actor of an event in each of the user's organizations.

@@ -4,14 +4,14 @@ import { ulid } from 'ulidx'
 import type { Keyring } from '../../crypto/keyring.ts'
 import { hmac, takeKey } from '../../crypto/primitives.ts'
 import { createRowEncoder, encodeField, rowMac } from '../../crypto/row-mac.ts'
-import { transaction, type Db } from '../../db/database.ts'
+import type { Counter } from '../../db/changes/chain.ts'
+import type { Db } from '../../db/database.ts'
 import type { ChainKeyRow, EventChain, Head, KnownEnd } from '../../db/events.ts'
 import type { audit_events } from '../../db/tables.ts'
-import { operatorOf, type Actor } from '../../repositories/audit/audit.ts'
+import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { handOver } from '../../repositories/audit/chain-keys.ts'
 import { chainKeyContext, serviceKeyContext } from '../keys/contexts.ts'
 import { makeKey, unlessTampered } from '../keys/keys.ts'
-import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 // An organization needs an anchor (`createAnchorWorker`) after this many events or milliseconds without an anchor.
 const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
@@ -85,24 +85,17 @@ export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
   }))
 }
 
-/** Replaces the chain key of an organization; undefined without a counter row. The caller has locked the canary. */
-export async function handOverChain (db: Db, keyring: Keyring, actor: Actor): Promise<ChainKeyRow | undefined> {
-  const { organization_id } = actor
-  return handOver(db, actor, ({ next_event, event_head }) => {
-    const place = { organization_id, kid: ulid(), from_seq: next_event + 1 }
-    const { key, wrapped } = makeKey(keyring, chainKeyContext(place))
-    return { key: { ...place, wrapped }, proof: handOverProof(key, place, event_head) }
-  })
-}
-
-/** Runs `handOverChain` in a transaction, for a command of the operator. */
-export async function rotateChainKey (
-  handle: Db, keyring: Keyring, organizationId: string
-): Promise<ChainKeyRow | undefined> {
-  return transaction(handle, async (db) => {
-    await lockCurrentCanary(db, keyring)
-    return handOverChain(db, keyring, operatorOf(organizationId))
-  }, operatorOf(organizationId))
+/**
+ * Replaces the chain key of an organization. Returns the event, which must be the first event of the transaction. The
+ * caller has locked the canary.
+ */
+export async function handOverChain (
+  db: Db, keyring: Keyring, { organization_id, head: { next_event, event_head } }: Counter
+): Promise<{ key: ChainKeyRow, event: AuditEvent }> {
+  const place = { organization_id, kid: ulid(), from_seq: next_event + 1 }
+  const { key, wrapped } = makeKey(keyring, chainKeyContext(place))
+  const row = { ...place, wrapped }
+  return { key: row, event: await handOver(db, row, handOverProof(key, place, event_head)) }
 }
 
 /** Creates the EventChain of a database. `open` unwraps a chain key. `clock` is a monotonic clock in milliseconds. */

@@ -8,15 +8,12 @@ import {
 import { AUTHENTICATED } from '../../db/rows/authenticated.ts'
 import { readClock } from '../../db/rows/authority.ts'
 import {
-  databaseError, isAway, setAuthority, transaction, type Database, type Db,
-  type RowAuthority, type Violation, type ViolationLog
+  databaseError, setAuthority, type Database, type Db, type RowAuthority, type Violation, type ViolationLog
 } from '../../db/database.ts'
-import { recordEvent, systemOf, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { authenticateSeeds } from '../../repositories/keys/authenticated-rows.ts'
 import {
   createCanary, createServiceKey, findServiceKey, listCanaries, lockCanaries
 } from '../../repositories/keys/master-keys.ts'
-import { listOrganizationsOf } from '../../repositories/people/members.ts'
 import { escapeUnprintable } from '../../rules/formats/names.ts'
 import { createChain, FIRST_CHAIN_KEY, openChainKey } from './chain.ts'
 import { serviceKeyContext } from '../keys/contexts.ts'
@@ -33,6 +30,11 @@ export class RowKeyError extends Error {
   override readonly name = 'RowKeyError'
 }
 
+/** Records violations as audit events, and calls `failed` for each organization that cannot record its events now. */
+type RecordViolations = (
+  db: Db, violations: readonly Violation[], failed: (error: unknown) => void
+) => Promise<void>
+
 interface Keys { rows: KeyObject, chain: KeyObject }
 
 const fingerprintOf = ({ rows, chain }: Keys) => Buffer.concat([rowKeyFingerprint(rows), chainKeyFingerprint(chain)])
@@ -41,15 +43,15 @@ const FINGERPRINT_BYTES = 32
 /**
  * Unwraps the row key and the first chain key for all handles. Creates the keys if the database is empty. Throws
  * RowKeyError if a key is missing, cannot be unwrapped, or does not match the canaries. Throws MasterKeyMissing or
- * IntegrityError if a canary cannot be unwrapped.
+ * IntegrityError if a canary cannot be unwrapped. `record` is called for rows with a wrong MAC.
  */
-export async function openRows (database: Database, keyring: Keyring): Promise<void> {
+export async function openRowKeys (database: Database, keyring: Keyring, record: RecordViolations): Promise<void> {
   // Reads without a lock, so another instance may create the keys between two of the reads. `createKeys` reads again.
   const found = await findKeys(database.db, keyring).catch((error: unknown): undefined => {
     if (!(error instanceof RowKeyError)) throw error
   })
-  const keys = found ?? await database.maintain((db) => createKeys(db, keyring))
-  await database.authenticate(authorityFor(keys, keyring, database.db))
+  const keys = found ?? await database.maintain((db) => createKeys(db, keyring, record))
+  await database.authenticate(authorityFor(keys, keyring, database.db, record))
   await readClock(database.db)
   await createCanary(database.db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
 }
@@ -86,7 +88,7 @@ async function findKey (
   return key
 }
 
-async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
+async function createKeys (db: Db, keyring: Keyring, record: RecordViolations): Promise<Keys> {
   await lockCanaries(db)
   // Another instance may have created the keys.
   const known = await findKeys(db, keyring)
@@ -97,7 +99,7 @@ async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
     return key
   }
   const keys = { rows: await create(ROWS), chain: await create(FIRST_CHAIN_KEY) }
-  setAuthority(db, authorityFor(keys, keyring, db))
+  setAuthority(db, authorityFor(keys, keyring, db, record))
   await createCanary(db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
   // An empty database has only the rows that migrations insert. If there are other rows, the error rolls the
   // transaction back, so that these rows get no MAC.
@@ -119,8 +121,8 @@ const toStandardError: ViolationLog = {
   warn: (details, message) => { process.stderr.write(`${message}: ${escapeUnprintable(JSON.stringify(details))}\n`) }
 }
 
-/** Computes and verifies MACs under the keys. Records rows with a wrong MAC as audit events through `db`. */
-function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
+/** Computes and verifies MACs under the keys. Passes rows with a wrong MAC to `record`, with `db`. */
+function authorityFor (keys: Keys, keyring: Keyring, db: Db, record: RecordViolations): RowAuthority {
   const { rows: key } = keys
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW_MS })
   const checker = createRowChecker(key)
@@ -181,38 +183,4 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
 function describe ({ table, row, about }: Violation) {
   const { id, organization_id, user_id, grant_id } = row
   return { table, id, organization_id, user_id, grant_id, ...about }
-}
-
-// Records violations in the organization of the row. If the row names no organization, records them in all
-// organizations of its user. If the row names no user either, the violation is only in the log.
-async function record (db: Db, violations: readonly Violation[], failed: (error: unknown) => void): Promise<void> {
-  const found = new Map<string, AuditEvent[]>()
-  for (const violation of violations) {
-    const { table, row, about } = violation
-    const id = row.id ?? about.user_id ?? row.user_id
-    for (const organization of await organizationsOf(db, violation)) {
-      const events = found.get(organization) ?? []
-      found.set(organization, events)
-      events.push({
-        action: 'integrity.violation',
-        resource_type: table,
-        resource_id: id === undefined ? null : String(id).slice(0, 64),
-        details: { table }
-      })
-    }
-  }
-  for (const [organization, events] of found) {
-    try {
-      await transaction(db, (db) => recordEvent(db, systemOf(organization), ...events), systemOf(organization))
-    } catch (error) {
-      if (isAway(error)) throw error
-      failed(error)
-    }
-  }
-}
-
-async function organizationsOf (db: Db, { table, row, about }: Violation): Promise<string[]> {
-  const { organization_id = row.organization_id, user_id = table === 'users' ? row.id : row.user_id } = about
-  if (typeof organization_id === 'string') return [organization_id]
-  return typeof user_id === 'number' ? listOrganizationsOf(db, user_id) : []
 }

@@ -3,12 +3,12 @@ import type { Plan } from '../../../schemas/organizations.ts'
 import { openBlob, sealBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import type { Counter } from '../../db/changes/chain.ts'
-import { transaction, type Db } from '../../db/database.ts'
-import { recordEvent, systemOf, type AuditEvent } from '../../repositories/audit/audit.ts'
+import type { Db } from '../../db/database.ts'
+import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { findActiveKeyOf, type KeyState } from '../../repositories/keys/encryption-keys.ts'
 import {
   countWaiting, findLeft, findWaiting, finishReEncryption, growHistories, listOldestWaiting, listWaiting, moveVersions,
-  type Cursor, type MovedVersion, type OldVersion, type Progress
+  type Cursor, type MovedVersion, type OldVersion
 } from '../../repositories/secrets/re-encryption.ts'
 import { lockProject } from '../../repositories/levels/projects.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
@@ -18,7 +18,6 @@ import { contextOf, openVersion, sealVersion, sizeOf } from '../documents/docume
 import { dataKeyOf, storageKeyOf, unlessTampered } from '../keys/keys.ts'
 import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'
 
-interface Vault { db: Db, keyring: Keyring }
 type Owner = Pick<Organization, 'id' | 'storage_key'>
 
 // Maximum size of a batch. A small batch blocks other requests for milliseconds only.
@@ -31,61 +30,59 @@ const MAX_PENDING_BYTES = 1024 * 1024
 interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean }
 
 /**
- * Re-encrypts the next versions of a server-managed project, in one short transaction. Two instances never re-encrypt
- * the same version: the first one locks the row, and then the version is no longer under a former key.
+ * Re-encrypts the next versions of a server-managed project, in the short transaction of the caller. Two instances
+ * never re-encrypt the same version: the first one locks the row, and then the version is no longer under a former key.
  */
 export async function moveBatch (
-  { db: handle, keyring }: Vault, organization: Owner, projectId: string, after: Cursor
+  db: Db, keyring: Keyring, organization: Owner, projectId: string, after: Cursor
 ): Promise<Batch> {
+  const end = { last: after, moved: 0, held: 0, unreadable: [], end: true }
+  const project = await lockProject(db, organization.id, { id: projectId }, 'share')
+  if (project === undefined || project.encryption_type !== 'server') return end
+  const batch = fitting(await listWaiting(db, project, after, BATCH.versions), BATCH.bytes)
+  const last = batch.at(-1)
+  if (last === undefined) return end
   const storageKey = storageKeyOf(keyring, organization)
-  return transaction(handle, async (db) => {
-    const end = { last: after, moved: 0, held: 0, unreadable: [], end: true }
-    const project = await lockProject(db, organization.id, { id: projectId }, 'share')
-    if (project === undefined || project.encryption_type !== 'server') return end
-    const batch = fitting(await listWaiting(db, project, after, BATCH.versions), BATCH.bytes)
-    const last = batch.at(-1)
-    if (last === undefined) return end
-    const dataKey = dataKeyOf(keyring, await findActiveKeyOf(db, project))
-    const unreadable: number[] = []
-    const found = await findWaiting(db, project, batch.map(({ id }) => id), null, 'skip')
-    const moved = found.flatMap((version) => {
-      const plain = unlessTampered(() =>
-        openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version)))
-      // The version was manipulated, or a client stored invalid content. The version stays unchanged.
-      if (plain === undefined) {
-        unreadable.push(version.id)
-        return []
-      }
-      // The size does not change, because the plaintext and the format are the same.
-      const blob = sealBlob(dataKey, plain)
-      plain.fill(0)
-      return sealed(storageKey, project, version, blob)
-    })
-    if (moved.length > 0) await moveVersions(db, project, moved)
-    return { last, moved: moved.length, held: batch.length - found.length, unreadable, end: false }
+  const dataKey = dataKeyOf(keyring, await findActiveKeyOf(db, project))
+  const unreadable: number[] = []
+  const found = await findWaiting(db, project, batch.map(({ id }) => id), null, 'skip')
+  const moved = found.flatMap((version) => {
+    const plain = unlessTampered(() =>
+      openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version)))
+    // The version was manipulated, or a client stored invalid content. The version stays unchanged.
+    if (plain === undefined) {
+      unreadable.push(version.id)
+      return []
+    }
+    // The size does not change, because the plaintext and the format are the same.
+    const blob = sealBlob(dataKey, plain)
+    plain.fill(0)
+    return sealed(storageKey, project, version, blob)
   })
+  if (moved.length > 0) await moveVersions(db, project, moved)
+  return { last, moved: moved.length, held: batch.length - found.length, unreadable, end: false }
 }
 
-/** Ends a re-encryption with at most `unreadable` versions left. Undefined if more are left, or if it has ended. */
+/**
+ * Ends a re-encryption with at most `unreadable` versions left, in the transaction of the caller. Returns its event and
+ * the number of re-encrypted versions. Undefined if more are left, or if it has ended.
+ */
 export async function endReEncryption (
-  { db: handle }: Vault, organization: Owner, projectId: string, unreadable: number
-): Promise<Progress | undefined> {
-  return transaction(handle, async (db) => {
-    const project = await lockProject(db, organization.id, { id: projectId }, 'share')
-    if (project === undefined) return undefined
-    const found = await findLeft(db, project, unreadable)
-    if (found === 'more') return undefined
-    const done = await finishReEncryption(db, project, found.left)
-    if (done === undefined) return undefined
-    const details = { key_version: project.key_version, versions: done.moved, unreadable }
-    await recordEvent(db, systemOf(organization.id), reEncryptionOf(project, details))
-    return done
-  })
+  db: Db, organizationId: string, projectId: string, unreadable: number
+): Promise<{ moved: number, event: AuditEvent } | undefined> {
+  const project = await lockProject(db, organizationId, { id: projectId }, 'share')
+  if (project === undefined) return undefined
+  const found = await findLeft(db, project, unreadable)
+  if (found === 'more') return undefined
+  const done = await finishReEncryption(db, project, found.left)
+  if (done === undefined) return undefined
+  const { moved } = done
+  return { moved, event: reEncryptionOf(project, { key_version: project.key_version, versions: moved, unreadable }) }
 }
 
 /** A page of versions that the client must re-encrypt, oldest first. `unreadable` counts manipulated versions. */
 export async function listPending (
-  { db, keyring }: Vault, organization: Organization, project: KeyState,
+  { db, keyring }: { db: Db, keyring: Keyring }, organization: Organization, project: KeyState,
   { limit, after }: { limit: number, after: number }
 ) {
   const { retention_days: retentionDays } = organization.plan

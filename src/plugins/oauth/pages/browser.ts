@@ -2,9 +2,13 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { hashToken, mintSecret } from '../../../crypto/bearer.ts'
 import { WorkOverloaded } from '../../../crypto/bounded.ts'
 import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../../crypto/passwords.ts'
+import { change } from '../../../changes/change.ts'
+import type { Counter } from '../../../db/changes/chain.ts'
 import { transaction, type Db } from '../../../db/database.ts'
 import { addressKey, networkOf } from '../../../http/routes/addresses.ts'
+import { personOf } from '../../../http/routes/actor.ts'
 import { browserOf, readCookie, setCookie, type Form } from '../../../http/pages/pages.ts'
+import type { RecordedEvent } from '../../../repositories/audit/audit.ts'
 import {
   clearAttempts, findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
 } from '../../../repositories/people/attempts.ts'
@@ -40,19 +44,33 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
 export class SessionEnded extends Error {}
 
 /**
- * Runs a change of a signed-in user in a transaction. The transaction locks the account, or with `organization_id` the
- * counter row of the organization (organization_counters). Throws `SessionEnded` and changes nothing if the session has
- * ended.
+ * Runs a change of a signed-in user in a transaction, which locks the account. Throws `SessionEnded` and changes
+ * nothing if the session has ended.
  */
 export async function inSession<T> (
-  app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, change: (db: Db) => Promise<T>,
-  organization_id?: string
+  app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, act: (db: Db) => Promise<T>
 ): Promise<T> {
   return transaction(app.db, async (db) => {
-    if (organization_id === undefined) await lockUser(db, user.id)
+    await lockUser(db, user.id)
     if (!await lockSession(db, hash)) throw new SessionEnded()
-    return change(db)
-  }, { organization_id, waited: request.waited })
+    return act(db)
+  }, request)
+}
+
+/** Like `inSession`, for a change of an organization, whose counter row is locked. Records the events of `act`. */
+export async function inSessionOf<T extends { events: RecordedEvent[] }> (
+  app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, organizationId: string,
+  act: (db: Db, counter: Counter) => Promise<T>
+): Promise<T> {
+  const actor = { ...personOf(request, organizationId, user), waited: request.waited }
+  const { written } = await change(app.db, actor, {
+    async load (db, counter) {
+      if (!await lockSession(db, hash)) throw new SessionEnded()
+      return counter
+    },
+    decide: (counter) => ({ write: async (db) => act(db, counter), events: ({ events }) => events })
+  })
+  return written
 }
 
 /**
