@@ -1,13 +1,10 @@
 import { ulid } from 'ulidx'
 import type { InvoiceLine, Party } from '../../schemas/billing.ts'
 import type { Db } from '../db/database.ts'
-import type { Plan } from '../../schemas/organizations.ts'
 import {
-  findDefaultMethod, requireAccount, takeCredit, takeInvoiceNumber, type Account, type PaymentMethodRow
+  findDefaultMethod, takeCredit, takeInvoiceNumber, type Account, type PaymentMethodRow
 } from '../repositories/billing/billing.ts'
 import { createCharge, createInvoice, type Charge } from '../repositories/billing/invoices.ts'
-import { lockPlan } from '../repositories/billing/plans.ts'
-import { findSubscription, type Subscription } from '../repositories/billing/subscriptions.ts'
 import { fail } from '../rules/errors.ts'
 
 export interface Invoicing {
@@ -27,24 +24,6 @@ interface NewInvoice {
   usesCredit: boolean
   /** Without a method, the organization's default method is used. */
   method?: PaymentMethodRow | undefined
-}
-
-/**
- * Locks an organization until the end of the transaction, so that changes of its billing run one after the other.
- * Throws 404 if the organization is deleted. Callers lock other rows afterwards, in this order: coupon, invoice,
- * charge, refund (docs/decisions/0029).
- */
-export async function lockAccount (db: Db, organizationId: string): Promise<{ plan: Plan, account: Account }> {
-  const plan = await lockPlan(db, organizationId) ?? fail('not_found')
-  return { plan, account: await requireAccount(db, organizationId) }
-}
-
-/** Locks an organization like `lockAccount` and reads its subscription. Throws 404 without a subscription. */
-export async function lockSubscription (
-  db: Db, organizationId: string
-): Promise<{ account: Account, subscription: Subscription }> {
-  const { account } = await lockAccount(db, organizationId)
-  return { account, subscription: await findSubscription(db, organizationId) ?? fail('no_subscription') }
 }
 
 const DAY = 24 * 60 * 60 * 1000

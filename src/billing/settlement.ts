@@ -1,18 +1,20 @@
 import { ulid } from 'ulidx'
+import { change } from '../changes/change.ts'
+import { NOTHING } from '../changes/steps.ts'
+import type { Counter } from '../db/changes/chain.ts'
 import type { Db } from '../db/database.ts'
-import { eventOf, recordEvent, systemOf, type Actor, type AuditEvent } from '../repositories/audit/audit.ts'
+import { eventOf, systemOf, type Actor, type AuditEvent } from '../repositories/audit/audit.ts'
 import { giveCredit } from '../repositories/billing/billing.ts'
 import {
   createRefund, findInvoice, lockCharge, lockInvoice, lockRefund, settleCharge, settleCharges, settleInvoice,
-  settleRefund, updateChecked, updateNoted, updateReported, type Charge, type Refund
+  settleRefund, updateChecked, updateNoted, updateReported, type Charge, type Invoice, type Refund
 } from '../repositories/billing/invoices.ts'
-import { lockPlan } from '../repositories/billing/plans.ts'
 import { refundableOf } from '../rules/billing.ts'
 import { fail } from '../rules/errors.ts'
 import { holderOf, isUnanswered, type Outcome } from './provider.ts'
 
-// Sets the final status of invoices, charges and refunds. Each transaction first locks the organization (`lockPlan`),
-// if the organization exists, and then the rows in the order that `lockAccount` describes.
+// Sets the final status of invoices, charges and refunds, also of deleted organizations. After the organization, each
+// change locks the rows in this order: invoice, charge, refund (docs/decisions/0029).
 
 /** The result after the operator has recorded an outcome. */
 export interface Note {
@@ -24,37 +26,45 @@ const noteOn = (orders: (Charge | Refund)[]): Note => ({ unanswered: orders.find
 
 /** Marks an invoice as paid or void for the operator; undefined if the invoice is not open. */
 export async function closeInvoiceByOperator (
-  db: Db, actor: Actor, id: string, status: 'paid' | 'void'
+  handle: Db, actor: Actor, id: string, status: 'paid' | 'void'
 ): Promise<Note | undefined> {
-  const isThere = await lockPlan(db, actor.organization_id) !== undefined
-  const closed = await closeInvoice(db, actor.organization_id, isThere, id, status)
-  if (closed === undefined) return undefined
-  for (const charge of closed.charges) await updateNoted(db, 'charge', charge, outcomeOf(status))
-  await recordEvent(db, actor, closed.event)
-  return noteOn(closed.charges)
+  const { written } = await change(handle, actor, {
+    load: async (db, counter) => ({ invoice: await lockInvoice(db, actor.organization_id, id), counter }),
+    decide ({ invoice, counter }) {
+      if (invoice?.status !== 'open') return NOTHING
+      return {
+        async write (db) {
+          const charges = await closeInvoice(db, counter, invoice, status)
+          for (const charge of charges) await updateNoted(db, 'charge', charge, outcomeOf(status))
+          return noteOn(charges)
+        },
+        events: [closeEvent(id, status)]
+      }
+    }
+  })
+  return written
 }
 
 /**
  * Closes an open invoice and its charges. If the invoice is paid, the stored unused part of its period (`unused`)
  * becomes credit. If the invoice is void, the organization gets back the credit that the invoice used. A deleted
- * organization gets no credit.
+ * organization gets no credit. Returns the charges.
  */
 async function closeInvoice (
-  db: Db, organizationId: string, isThere: boolean, id: string, status: 'paid' | 'void'
-): Promise<{ event: AuditEvent, charges: Charge[] } | undefined> {
-  const closed = await settleInvoice(db, organizationId, id, status)
-  if (closed === undefined) return undefined
-  const charges = await settleCharges(db, organizationId, id, outcomeOf(status))
-  const { currency, credit, unused } = closed
-  if (isThere) await giveCredit(db, organizationId, currency, status === 'paid' ? unused : credit)
-  return { event: eventOf(status === 'paid' ? 'invoice.pay' : 'invoice.void', id), charges }
+  db: Db, { organization_id, is_closed }: Counter, { id, currency, credit, unused }: Invoice, status: 'paid' | 'void'
+): Promise<Charge[]> {
+  await settleInvoice(db, organization_id, id, status)
+  if (!is_closed) await giveCredit(db, organization_id, currency, status === 'paid' ? unused : credit)
+  return settleCharges(db, organization_id, id, outcomeOf(status))
 }
 
+const closeEvent = (id: string, status: 'paid' | 'void') =>
+  eventOf(status === 'paid' ? 'invoice.pay' : 'invoice.void', id)
 const outcomeOf = (status: 'paid' | 'void') => status === 'paid' ? 'succeeded' : 'failed'
 
 /**
  * Creates a refund of a successful charge, by default of the whole refundable amount. The caller has locked the
- * organization (unless the organization is deleted), and records the returned event.
+ * organization, and records the returned event.
  */
 export async function giveBack (
   db: Db, organizationId: string, chargeId: string, { amount, reason }: { amount?: number, reason?: string }
@@ -73,36 +83,55 @@ export async function giveBack (
 
 /** Creates a refund for the operator, also for a deleted organization. */
 export async function addRefund (
-  db: Db, actor: Actor, chargeId: string, refund: { amount?: number }
+  handle: Db, actor: Actor, chargeId: string, refund: { amount?: number }
 ): Promise<Refund> {
-  await lockPlan(db, actor.organization_id)
-  const given = await giveBack(db, actor.organization_id, chargeId, refund)
-  await recordEvent(db, actor, given.event)
-  return given.refund
+  const { written } = await change(handle, actor, {
+    decide: () => ({
+      write: async (db) => giveBack(db, actor.organization_id, chargeId, refund),
+      events: ({ event }) => [event]
+    })
+  })
+  return written.refund
 }
 
 /** Records the outcome that the operator reports for a refund; undefined if there is no such pending refund. */
 export async function settleRefundByOperator (
-  db: Db, actor: Actor, id: string, status: 'succeeded' | 'failed'
+  handle: Db, actor: Actor, id: string, status: 'succeeded' | 'failed'
 ): Promise<Note | undefined> {
-  const { organization_id } = actor
-  await lockPlan(db, organization_id)
-  const locked = await lockRefund(db, organization_id, id)
-  if (locked?.refund.status !== 'pending') return undefined
-  await settleRefund(db, locked, status)
-  await updateNoted(db, 'refund', locked.refund, status)
-  await recordEvent(db, actor, refundEvent(locked.refund, status))
-  return noteOn([locked.refund])
+  const { written } = await change(handle, actor, {
+    load: async (db) => lockRefund(db, actor.organization_id, id),
+    decide (locked) {
+      if (locked?.refund.status !== 'pending') return NOTHING
+      return {
+        async write (db) {
+          await settleRefund(db, locked, status)
+          await updateNoted(db, 'refund', locked.refund, status)
+          return noteOn([locked.refund])
+        },
+        events: [refundEvent(locked.refund, status)]
+      }
+    }
+  })
+  return written
 }
 
 /** Records that the operator has checked a refund; undefined if the refund needs no check (`concernOf`). */
-export async function checkRefund (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
-  await lockPlan(db, actor.organization_id)
-  const refund = (await lockRefund(db, actor.organization_id, id))?.refund
-  if (refund === undefined || refund.checked_at !== null || concernOf(refund) === undefined) return undefined
-  await updateChecked(db, refund)
-  await recordEvent(db, actor, eventOf('refund.check', id))
-  return { unanswered: null }
+export async function checkRefund (handle: Db, actor: Actor, id: string): Promise<Note | undefined> {
+  const { written } = await change(handle, actor, {
+    load: async (db) => lockRefund(db, actor.organization_id, id),
+    decide (locked) {
+      const refund = locked?.refund
+      if (refund === undefined || refund.checked_at !== null || concernOf(refund) === undefined) return NOTHING
+      return {
+        async write (db) {
+          await updateChecked(db, refund)
+          return noteOn([])
+        },
+        events: [eventOf('refund.check', id)]
+      }
+    }
+  })
+  return written
 }
 
 const refundEvent = ({ id, amount }: Refund, status: 'succeeded' | 'failed') =>
@@ -137,27 +166,35 @@ export function concernOf (refund: Refund): Doubt | 'unanswered' | undefined {
  * check.
  */
 export async function reportCharge (
-  db: Db, { organization_id, id, invoice_id }: Charge, outcome: Outcome
+  handle: Db, { organization_id, id, invoice_id }: Charge, outcome: Outcome
 ): Promise<Doubt | undefined> {
-  const isThere = await lockPlan(db, organization_id) !== undefined
-  await lockInvoice(db, organization_id, invoice_id)
-  const charge = (await lockCharge(db, organization_id, id))!
-  await updateReported(db, 'charge', charge, outcome)
   const { status } = outcome
-  if (status === 'pending' || status === charge.provider_status) return undefined
-  const events: AuditEvent[] = []
-  if (status === 'succeeded' && charge.status !== 'succeeded') {
-    const paid = await closeInvoice(db, organization_id, isThere, invoice_id, 'paid')
-    if (paid !== undefined) events.push(paid.event)
-    else await settleCharge(db, organization_id, id, status)
-  }
-  if (charge.status === 'pending' && status === 'failed') {
-    await settleCharge(db, organization_id, id, status)
-    events.push(eventOf('charge.fail', id))
-  }
-  if (charge.status !== 'pending') events.push(reportEvent('charge', charge, status))
-  await recordEvent(db, systemOf(organization_id), ...events)
-  return doubtOf(charge.status, status)
+  const { written } = await change(handle, systemOf(organization_id), {
+    load: async (db, counter) => ({
+      invoice: (await lockInvoice(db, organization_id, invoice_id))!,
+      charge: (await lockCharge(db, organization_id, id))!,
+      counter
+    }),
+    decide ({ invoice, charge, counter }) {
+      const isNew = status !== 'pending' && status !== charge.provider_status
+      const isSettled = isNew && (status === 'succeeded' ? charge.status !== 'succeeded' : charge.status === 'pending')
+      const isPaid = isSettled && status === 'succeeded' && invoice.status === 'open'
+      return {
+        async write (db) {
+          await updateReported(db, 'charge', charge, outcome)
+          if (isPaid) await closeInvoice(db, counter, invoice, 'paid')
+          else if (isSettled) await settleCharge(db, organization_id, id, status)
+          return isNew ? doubtOf(charge.status, status) : undefined
+        },
+        events: [
+          ...isPaid ? [closeEvent(invoice_id, 'paid')] : [],
+          ...isSettled && status === 'failed' ? [eventOf('charge.fail', id)] : [],
+          ...isNew && charge.status !== 'pending' ? [reportEvent('charge', charge, status)] : []
+        ]
+      }
+    }
+  })
+  return written
 }
 
 /**
@@ -165,24 +202,31 @@ export async function reportCharge (
  * reports a success, the refund succeeds only if its amount is still refundable.
  */
 export async function reportRefund (
-  db: Db, { organization_id, id }: Refund, outcome: Outcome
+  handle: Db, { organization_id, id }: Refund, outcome: Outcome
 ): Promise<Doubt | undefined> {
-  await lockPlan(db, organization_id)
-  const locked = (await lockRefund(db, organization_id, id))!
-  const { refund, charge } = locked
-  await updateReported(db, 'refund', refund, outcome)
   const { status } = outcome
-  if (status === 'pending' || status === refund.provider_status) return undefined
-  const isLate = refund.status !== 'pending'
-  if (!isLate) await settleRefund(db, locked, status)
-  else if (status === 'succeeded' && refund.status === 'failed') {
-    const invoice = await findInvoice(db, organization_id, charge.invoice_id)
-    if (refundableOf(invoice!, charge) >= refund.amount) await settleRefund(db, locked, status)
-  }
-  await recordEvent(
-    db, systemOf(organization_id), isLate ? reportEvent('refund', refund, status) : refundEvent(refund, status)
-  )
-  return doubtOf(refund.status, status)
+  const { written } = await change(handle, systemOf(organization_id), {
+    load: async (db) => (await lockRefund(db, organization_id, id))!,
+    decide (locked) {
+      const { refund, charge } = locked
+      const isNew = status !== 'pending' && status !== refund.provider_status
+      const isLate = refund.status !== 'pending'
+      return {
+        async write (db) {
+          await updateReported(db, 'refund', refund, outcome)
+          if (!isNew) return undefined
+          if (!isLate) await settleRefund(db, locked, status)
+          else if (status === 'succeeded' && refund.status === 'failed') {
+            const invoice = await findInvoice(db, organization_id, charge.invoice_id)
+            if (refundableOf(invoice!, charge) >= refund.amount) await settleRefund(db, locked, status)
+          }
+          return doubtOf(refund.status, status)
+        },
+        events: !isNew ? [] : [isLate ? reportEvent('refund', refund, status) : refundEvent(refund, status)]
+      }
+    }
+  })
+  return written
 }
 
 const reportEvent = (

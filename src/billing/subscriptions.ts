@@ -1,12 +1,13 @@
 import { ulid } from 'ulidx'
 import type { Interval } from '../../schemas/billing.ts'
-import { openChange } from '../db/changes/chain.ts'
-import { readNow, transaction, type Db } from '../db/database.ts'
+import { change } from '../changes/change.ts'
+import { NOTHING } from '../changes/steps.ts'
+import { readNow, type Db } from '../db/database.ts'
 import type { Plan } from '../../schemas/organizations.ts'
-import { eventOf, recordEvent, systemOf, type AuditEvent } from '../repositories/audit/audit.ts'
+import { eventOf, systemOf, type AuditEvent } from '../repositories/audit/audit.ts'
 import { findCoupon, giveCredit, requireAccount, type Account } from '../repositories/billing/billing.ts'
 import { findInvoice, updateUnused } from '../repositories/billing/invoices.ts'
-import { countOf, findStoredBytes, lockPlan, updatePlan } from '../repositories/billing/plans.ts'
+import { countOf, findStoredBytes, updatePlan } from '../repositories/billing/plans.ts'
 import {
   createSubscription, deleteSubscription, findDue, updateSubscription, type Subscription
 } from '../repositories/billing/subscriptions.ts'
@@ -14,8 +15,8 @@ import { discountOf, periodEnd, unusedOf } from '../rules/billing.ts'
 import { fail } from '../rules/errors.ts'
 import { issueInvoice, type Invoicing } from './invoicing.ts'
 
-// Changes of subscriptions, by route handlers and by the billing worker. The lock of the organization (`lockPlan`)
-// makes these changes run one after the other.
+// Changes of subscriptions, by route handlers and by the billing worker. Those of one organization run one after the
+// other, because `change` locks the organization.
 
 /** The terms of a subscription. */
 interface Offer { plan: Plan, interval: Interval, currency: string, amount: number }
@@ -85,9 +86,7 @@ export async function closePeriods (
 ): Promise<AuditEvent[]> {
   const closed: AuditEvent[] = []
   while (!isStopped() && await findDue(handle, organizationId) !== undefined) {
-    const event = await transaction(handle, (db) => closePeriod(db, invoicing, defaultPlan, organizationId), {
-      organization_id: organizationId
-    })
+    const event = await closePeriod(handle, invoicing, defaultPlan, organizationId)
     if (event === undefined) break
     closed.push(event)
   }
@@ -95,31 +94,34 @@ export async function closePeriods (
 }
 
 async function closePeriod (
-  db: Db, invoicing: Invoicing, defaultPlan: string, organizationId: string
+  handle: Db, invoicing: Invoicing, defaultPlan: string, organizationId: string
 ): Promise<AuditEvent | undefined> {
-  const counter = await openChange(db, { organization_id: organizationId })
-  if (counter === undefined || counter.is_closed) return undefined
-  // Reads again under the lock, because another instance may have closed the period.
-  const due = await findDue(db, organizationId)
-  if (due === undefined) return undefined
-  const { status } = counter
-  const isOver = due.cancel_at_period_end || status === 'cancelled'
-  if (!isOver && status !== 'active') return undefined
-  if (isOver) await endSubscription(db, due, defaultPlan)
-  else {
-    const now = new Date(await readNow(db))
-    await renewSubscription(db, invoicing, await requireAccount(db, organizationId), due, now)
-  }
-  const event = eventOf(isOver ? 'subscription.end' : 'subscription.renew', due.id, { plan: due.plan })
-  await recordEvent(db, systemOf(organizationId), event)
-  return event
+  const { written } = await change(handle, systemOf(organizationId), {
+    // Reads again under the lock, because another instance may have closed the period.
+    load: async (db, counter) => ({ due: counter.is_closed ? undefined : await findDue(db, organizationId), counter }),
+    decide ({ due, counter: { status, plan } }) {
+      if (due === undefined) return NOTHING
+      const isOver = due.cancel_at_period_end || status === 'cancelled'
+      if (!isOver && status !== 'active') return NOTHING
+      const event = eventOf(isOver ? 'subscription.end' : 'subscription.renew', due.id, { plan: due.plan })
+      return {
+        async write (db) {
+          if (isOver) await endSubscription(db, due, plan.name, defaultPlan)
+          else await renewSubscription(db, invoicing, due)
+          return event
+        },
+        events: [event]
+      }
+    }
+  })
+  return written
 }
 
 // Starts the next period at the price at which the subscription began.
-async function renewSubscription (
-  db: Db, invoicing: Invoicing, account: Account, subscription: Subscription, now: Date
-): Promise<void> {
+async function renewSubscription (db: Db, invoicing: Invoicing, subscription: Subscription): Promise<void> {
   const { organization_id, anchor, period_end } = subscription
+  const now = new Date(await readNow(db))
+  const account = await requireAccount(db, organization_id)
   const periods = subscription.periods + 1
   const terms = { ...subscription, plan: { name: subscription.plan } }
   const period = await invoicePeriod(
@@ -133,10 +135,10 @@ async function renewSubscription (
  * limits of the default plan stays.
  */
 async function endSubscription (
-  db: Db, { organization_id, plan }: Subscription, defaultPlan: string
+  db: Db, { organization_id, plan }: Subscription, currentPlan: string, defaultPlan: string
 ): Promise<void> {
   await deleteSubscription(db, organization_id)
-  if ((await lockPlan(db, organization_id))?.name === plan) await updatePlan(db, organization_id, defaultPlan)
+  if (currentPlan === plan) await updatePlan(db, organization_id, defaultPlan)
 }
 
 async function invoicePeriod (

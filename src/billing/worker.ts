@@ -1,4 +1,4 @@
-import { databaseError, transaction, type Db } from '../db/database.ts'
+import { databaseError, type Db } from '../db/database.ts'
 import { claimCharge, claimRefund, type Charge, type Refund } from '../repositories/billing/invoices.ts'
 import { listDue } from '../repositories/billing/subscriptions.ts'
 import { ApiError } from '../rules/errors.ts'
@@ -77,11 +77,11 @@ function createOrderWorker (
   async function submit (
     of: { organization: string, charge: string, invoice: string } | { organization: string, refund: string },
     work: (signal: AbortSignal) => Promise<Outcome>,
-    report: (db: Db, outcome: Outcome) => Promise<Doubt | undefined>
+    report: (outcome: Outcome) => Promise<Doubt | undefined>
   ) {
     await attempt('payment provider request', of, async () => {
       const outcome = await callProvider(work)
-      const doubt = await transaction(handle, (db) => report(db, outcome), { organization_id: of.organization })
+      const doubt = await report(outcome)
       if (doubt !== undefined) log.warn({ ...of, outcome: outcome.status }, WARNINGS[doubt])
     })
   }
@@ -91,7 +91,7 @@ function createOrderWorker (
     return submit(
       { organization, charge: id, invoice },
       (signal) => provider.charge({ id, amount, currency, payment_method_id }, signal),
-      (db, outcome) => reportCharge(db, charge, outcome)
+      (outcome) => reportCharge(handle, charge, outcome)
     )
   }
   const submitRefund = (refund: Refund, charge: Charge) => {
@@ -100,7 +100,7 @@ function createOrderWorker (
     const order = { id, amount, currency, charge: { id: charge.id, reference } }
     return submit(
       { organization, refund: id }, (signal) => provider.refund(order, signal),
-      (db, outcome) => reportRefund(db, refund, outcome)
+      (outcome) => reportRefund(handle, refund, outcome)
     )
   }
 

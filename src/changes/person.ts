@@ -12,17 +12,17 @@ interface CreatingChange<Loaded, Written, Body> extends RowChange<Loaded, Writte
 }
 
 /**
- * Like `change`, for a change of a person that creates the organization of `actor`, or that belongs to no organization
- * (`load` then throws). The counter row of the organization is locked last. Requests of the person with one
- * `Idempotency-Key` run one after the other.
+ * Like `change`, for a change that creates the organization of `actor`, or that belongs to no organization (`load` then
+ * throws). The counter row of the organization is locked last. Requests of a person with one `Idempotency-Key` run one
+ * after the other.
  */
-export async function changeOfPerson<Loaded, Written, Body extends object | null> (
-  db: Db, actor: Actor, userId: number, { load, decide }: CreatingChange<Loaded, Written, Body>
+export async function changeThatCreates<Loaded, Written, Body extends object | null> (
+  db: Db, actor: Actor, { load, decide }: CreatingChange<Loaded, Written, Body>
 ): Promise<Made<Body> & { written: Written }> {
   const { answering, organization_id } = actor
   return transaction(db, async (db) => {
     if (answering != null) {
-      await lockUser(db, userId)
+      await lockUser(db, actor.id!)
       await answering.requireFirst(db)
     }
     const decision = decide(await load(db))

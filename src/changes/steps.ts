@@ -61,6 +61,9 @@ export interface RowDecision<Written, Body = object | null> {
   answer?: (written: Written) => Answer<Body>
 }
 
+/** The decision to change nothing, without an event. */
+export const NOTHING = { write: async () => undefined, events: [] as [] }
+
 type Event = AuditEvent | RecordedEvent
 
 /**

@@ -5,7 +5,7 @@ import {
 } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { change } from '../changes/change.ts'
-import { changeOfPerson } from '../changes/person.ts'
+import { changeThatCreates } from '../changes/person.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, personOf, principalOf } from '../http/routes/actor.ts'
 import { requireSecondFactor } from '../http/guard/access.ts'
@@ -78,7 +78,7 @@ export const organizations: Domain = async (app) => {
       // The caller's access token and new membership must be valid when the change commits.
       const caller = { access_token, user_id: user.id, role: 'owner' } as const
       const actor = { ...personOf(request, id, user), caller, answering: request.answering, waited: request.waited }
-      const created = await orSlugTaken(() => changeOfPerson(app.db, actor, user.id, {
+      const created = await orSlugTaken(() => changeThatCreates(app.db, actor, {
         load: async (db) => chooseSlug(db, 'organization', undefined, body),
         decide: (slug) => ({
           async write (db, lockCounter) {

@@ -5,7 +5,7 @@ import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer } from '../../schemas/users.ts'
 import { lockAccessToken } from '../repositories/people/oauth.ts'
 import { change } from '../changes/change.ts'
-import { changeOfPerson } from '../changes/person.ts'
+import { changeThatCreates } from '../changes/person.ts'
 import { personOf, principalOf } from '../http/routes/actor.ts'
 import { recordForPersonAlone } from '../http/guard/personal-events.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -173,7 +173,7 @@ export const user: Domain = async (app) => {
     const organizationId = await findInvitingOrganization(app.db, email, id)
     if (organizationId !== undefined) return organizationId
     const actor = ofRequest(request, personOf(request, '', { id: userId, name }))
-    await changeOfPerson(app.db, actor, userId, {
+    await changeThatCreates(app.db, actor, {
       async load (db) {
         await lockAccessToken(db, accessToken)
         return fail('not_found')

@@ -5,7 +5,6 @@ import { describeRefunds, exportInvoices, refundCharge, settle } from '../../src
 import { setOrganization } from '../../src/commands/people/organizations.ts'
 import type { Outcome, Provider } from '../../src/billing/provider.ts'
 import { reportCharge, reportRefund } from '../../src/billing/settlement.ts'
-import { transaction } from '../../src/db/database.ts'
 import type { Charge, Refund } from '../../src/repositories/billing/invoices.ts'
 import { startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { background, bill, charge, eventsOf, invoicesOf, processor, rowsOf, subscribe } from '../helpers/billing.ts'
@@ -27,9 +26,9 @@ const latest = async (caller: Caller) => (await invoicesOf(caller))[0]!
 /** Reports an outcome of the provider like the background worker. */
 const report = async (of: 'charge' | 'refund', caller: Caller, id: string, outcome: Outcome) => {
   const row = (await rows(`${of}s`, caller)).find((row) => row.id === id)!
-  return transaction(service.database.db, async (db) => of === 'charge'
-    ? reportCharge(db, row as unknown as Charge, outcome)
-    : reportRefund(db, row as unknown as Refund, outcome))
+  return of === 'charge'
+    ? reportCharge(service.database.db, row as unknown as Charge, outcome)
+    : reportRefund(service.database.db, row as unknown as Refund, outcome)
 }
 
 /** The sums of an organization's ledger by currency. Fails if the rows are inconsistent. */

@@ -138,7 +138,7 @@ function wallBreaches (path: string, source: string): string[] {
 }
 
 // Commands have functions of these names for other purposes.
-const ROAD = /^(?:change|changeLong|changeLongIf|changeOfPerson)$/
+const ROAD = /^(?:change|changeLong|changeLongIf|changeThatCreates)$/
 
 /** The functions that are members of object literals, by name. */
 function functionsNamed (node: ts.Node, name: RegExp): (ts.MethodDeclaration | ts.ArrowFunction)[] {

@@ -1,7 +1,7 @@
 import { COUPON_PATTERN, MAX_AMOUNT, type Interval } from '../../../schemas/billing.ts'
 import { manual } from '../../billing/provider.ts'
 import { addRefund, checkRefund, closeInvoiceByOperator, concernOf, settleRefundByOperator, type Note } from '../../billing/settlement.ts'
-import { readNow, transaction, type Database, type Db } from '../../db/database.ts'
+import { readNow, type Database, type Db } from '../../db/database.ts'
 import { operatorOf, type Actor } from '../../repositories/audit/audit.ts'
 import { createCoupon, endCoupon, listCoupons, type NewCoupon } from '../../repositories/billing/billing.ts'
 import { findOwner, listAllInvoices, listOpenRefunds } from '../../repositories/billing/invoices.ts'
@@ -164,13 +164,11 @@ export async function * describeRefunds ({ db }: Database): AsyncGenerator<strin
  * Throws a StartError if the charge does not exist or has not succeeded, or if the amount is more than refundable.
  */
 export async function refundCharge (
-  { db: handle }: Database, charge: string, amount: number | undefined
+  { db }: Database, charge: string, amount: number | undefined
 ): Promise<string> {
   try {
-    return await transaction(handle, async (db) => {
-      const organization = await findOwner(db, 'charge', charge) ?? refuse(`There is no charge ${charge}`)
-      return (await addRefund(db, operatorOf(organization), charge, amount === undefined ? {} : { amount })).id
-    })
+    const organization = await findOwner(db, 'charge', charge) ?? refuse(`There is no charge ${charge}`)
+    return (await addRefund(db, operatorOf(organization), charge, amount === undefined ? {} : { amount })).id
   } catch (error) {
     throw error instanceof ApiError ? new StartError(error.message) : error
   }
@@ -194,14 +192,12 @@ type NoteOf<T extends keyof typeof NOTES> = keyof (typeof NOTES)[T] & string
  * StartError if the invoice or refund does not exist, is already settled, or needs no review.
  */
 export async function settle<T extends keyof typeof NOTES> (
-  { db: handle }: Database, of: T, as: NoteOf<T>, id: string
+  { db }: Database, of: T, as: NoteOf<T>, id: string
 ): Promise<string> {
   const note = NOTES[of][as] as (db: Db, actor: Actor, id: string) => Promise<Note | undefined>
-  const noted = await transaction(handle, async (db) => {
-    const organization = await findOwner(db, of, id) ?? refuse(`There is no ${of} ${id}`)
-    return await note(db, operatorOf(organization), id) ??
-      refuse(`The ${of} ${id} ${as === 'checked' ? 'needs no review' : 'is already settled'}`)
-  })
+  const organization = await findOwner(db, of, id) ?? refuse(`There is no ${of} ${id}`)
+  const noted = await note(db, operatorOf(organization), id) ??
+    refuse(`The ${of} ${id} ${as === 'checked' ? 'needs no review' : 'is already settled'}`)
   if (noted.unanswered === null) return 'Changed.'
   return `Changed. Warning: ${noted.unanswered} was also requested to move this money and has not reported a result. ` +
     `The request is retried, so the money may move ${as === 'paid' ? 'twice' : 'anyway'}: check with the provider.`

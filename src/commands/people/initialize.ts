@@ -2,10 +2,9 @@ import { readFileSync } from 'node:fs'
 import { ulid } from 'ulidx'
 import { PASSWORD } from '../../../schemas/users.ts'
 import { generatePassword, hashPassword } from '../../crypto/passwords.ts'
-import { openChange } from '../../db/changes/chain.ts'
-import { transaction } from '../../db/database.ts'
+import { changeThatCreates } from '../../changes/person.ts'
 import { chooseSlug } from '../../http/routes/slugs.ts'
-import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
+import { eventOf, operatorOf } from '../../repositories/audit/audit.ts'
 import { countOrganizations, lockOrganizations } from '../../repositories/levels/organizations.ts'
 import { createUser } from '../../repositories/people/users.ts'
 import { foundOrganization } from '../../vault/organizations.ts'
@@ -61,25 +60,36 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
   const password = first.password ?? generatePassword()
   const password_hash = await hashPassword(password)
   const id = ulid()
-  return transaction(database.db, async (db) => {
-    await lockOrganizations(db)
-    if (await countOrganizations(db) > 0) return undefined
-    const user = await createUser(
-      db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash }
-    )
-    if (user === undefined) refuse(`An account with ${first.email} already exists`)
-    const slug = await chooseSlug(db, 'organization', undefined, { name: first.organization })
-    const lockCounter = async () => (await openChange(db, { organization_id: id }))!
-    const founded = await foundOrganization(
-      db, keyring, { id, name: first.organization, slug, plan: first.plan }, lockCounter, user
-    )
-    const { token } = await mintToken(db, id, 'First token', ['*'])
-    if (typeof founded === 'object') for (const { actor, event } of founded) await recordEvent(db, actor, event)
-    await recordEvent(db, operatorOf(id), eventOf('organization.create', id))
+  const { email, organization: name, plan } = first
+  try {
+    const { written } = await changeThatCreates(database.db, operatorOf(id), {
+      async load (db) {
+        await lockOrganizations(db)
+        if (await countOrganizations(db) > 0) throw new NotEmpty()
+        return chooseSlug(db, 'organization', undefined, { name })
+      },
+      decide: (slug) => ({
+        async write (db, lockCounter) {
+          const user = await createUser(db, { email, name: email.split('@')[0] ?? email, password_hash }) ??
+            refuse(`An account with ${email} already exists`)
+          const founded = await foundOrganization(db, keyring, { id, name, slug, plan }, lockCounter, user)
+          const { token } = await mintToken(db, id, 'First token', ['*'])
+          return { slug, user, token, founded: typeof founded === 'number' ? [] : founded }
+        },
+        events: ({ founded }) => [...founded, eventOf('organization.create', id)]
+      })
+    })
+    const { slug, user, token } = written
     return {
       organization: { id, slug },
-      user: { id: String(user), email: first.email, ...(first.password === undefined && { password }) },
+      user: { id: String(user), email, ...(first.password === undefined && { password }) },
       token
     }
-  })
+  } catch (error) {
+    if (error instanceof NotEmpty) return undefined
+    throw error
+  }
 }
+
+/** A concurrent start has created an organization. */
+class NotEmpty extends Error {}

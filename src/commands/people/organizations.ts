@@ -1,10 +1,13 @@
 import { ulid } from 'ulidx'
 import { FORMER_SLUG_DAYS, ORGANIZATION_STATUSES } from '../../../schemas/organizations.ts'
-import { openChange } from '../../db/changes/chain.ts'
-import { transaction, type Database } from '../../db/database.ts'
+import { change } from '../../changes/change.ts'
+import { changeThatCreates } from '../../changes/person.ts'
+import type { Database } from '../../db/database.ts'
 import { chooseSlug } from '../../http/routes/slugs.ts'
-import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
-import { findOrganization, findPlan, releaseSlug, updateOrganization } from '../../repositories/levels/organizations.ts'
+import { eventOf, operatorOf } from '../../repositories/audit/audit.ts'
+import {
+  findFormerSlug, findOrganization, findPlan, releaseSlug, updateOrganization
+} from '../../repositories/levels/organizations.ts'
 import { restartPeriods } from '../../repositories/billing/subscriptions.ts'
 import { findUserByEmail } from '../../repositories/people/users.ts'
 import { foundOrganization } from '../../vault/organizations.ts'
@@ -67,21 +70,25 @@ export async function addOrganization (
   { database, keyring }: Opened, { name, owner, plan }: { name: string, owner?: string | undefined, plan: string }
 ): Promise<{ id: string, slug: string }> {
   const id = ulid()
-  return transaction(database.db, async (db) => {
-    await findPlan(db, plan) ?? refuse(`There is no plan ${plan}`)
-    const user = owner === undefined
-      ? undefined
-      : await findUserByEmail(db, owner) ?? refuse(`There is no account with ${owner}. Create it with \`user add\``)
-    const slug = await chooseSlug(db, 'organization', undefined, { name })
-    const lockCounter = async () => (await openChange(db, { organization_id: id }))!
-    const founded = await foundOrganization(db, keyring, { id, name, slug, plan }, lockCounter, user?.id)
-    if (typeof founded === 'number') {
-      return refuse(`${owner} has reached the limit of ${founded} organizations as a member or owner`)
-    }
-    for (const { actor, event } of founded) await recordEvent(db, actor, event)
-    await recordEvent(db, operatorOf(id), eventOf('organization.create', id, { slug, plan }))
-    return { id, slug }
+  const { written } = await changeThatCreates(database.db, operatorOf(id), {
+    async load (db) {
+      await findPlan(db, plan) ?? refuse(`There is no plan ${plan}`)
+      const user = owner === undefined
+        ? undefined
+        : await findUserByEmail(db, owner) ?? refuse(`There is no account with ${owner}. Create it with \`user add\``)
+      return { user, slug: await chooseSlug(db, 'organization', undefined, { name }) }
+    },
+    decide: ({ user, slug }) => ({
+      async write (db, lockCounter) {
+        const founded = await foundOrganization(db, keyring, { id, name, slug, plan }, lockCounter, user?.id)
+        return typeof founded === 'number'
+          ? refuse(`${owner} has reached the limit of ${founded} organizations as a member or owner`)
+          : { slug, founded }
+      },
+      events: ({ founded }) => [...founded, eventOf('organization.create', id, { slug, plan })]
+    })
   })
+  return { id, slug: written.slug }
 }
 
 /**
@@ -89,18 +96,23 @@ export async function addOrganization (
  * organization or the plan does not exist.
  */
 export async function setOrganization (
-  { db: handle }: Database, idOrSlug: string,
+  { db }: Database, idOrSlug: string,
   changes: Pick<Parameters<typeof updateOrganization>[2], 'plan' | 'status' | 'require_second_factor'>
 ): Promise<void> {
   const { plan, status } = changes
-  await transaction(handle, async (db) => {
-    if (plan !== undefined) await findPlan(db, plan) ?? refuse(`There is no plan ${plan}`)
-    const { id } = await findOrganization(db, idOrSlug) ?? refuse(`There is no organization ${idOrSlug}`)
-    const counter = await openChange(db, { organization_id: id })
-    if (status === 'active' && counter?.status !== 'active') await restartPeriods(db, id)
-    await updateOrganization(db, id, changes)
-    const details = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined))
-    await recordEvent(db, operatorOf(id), eventOf('organization.update', id, details))
+  if (plan !== undefined) await findPlan(db, plan) ?? refuse(`There is no plan ${plan}`)
+  const none = `There is no organization ${idOrSlug}`
+  const { id } = await findOrganization(db, idOrSlug) ?? refuse(none)
+  const details = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined))
+  await change(db, operatorOf(id), {
+    load: async (_db, counter) => counter.is_closed ? refuse(none) : counter.status,
+    decide: (former) => ({
+      async write (db) {
+        if (status === 'active' && former !== 'active') await restartPeriods(db, id)
+        await updateOrganization(db, id, changes)
+      },
+      events: [eventOf('organization.update', id, details)]
+    })
   })
 }
 
@@ -108,10 +120,14 @@ export async function setOrganization (
  * Ends the reservation of an organization's former slug, so that another organization can take it. Throws a StartError
  * when the slug is not reserved.
  */
-export async function releaseFormerSlug ({ db: handle }: Database, slug: string): Promise<void> {
-  await transaction(handle, async (db) => {
-    const id = await releaseSlug(db, slug) ?? refuse(`The slug ${slug} is not reserved`)
-    await recordEvent(db, operatorOf(id), eventOf('organization.update', id, { released_slug: slug }))
+export async function releaseFormerSlug ({ db }: Database, slug: string): Promise<void> {
+  const none = `The slug ${slug} is not reserved`
+  const id = await findFormerSlug(db, slug) ?? refuse(none)
+  await change(db, operatorOf(id), {
+    decide: () => ({
+      write: async (db) => await releaseSlug(db, id, slug) || refuse(none),
+      events: [eventOf('organization.update', id, { released_slug: slug })]
+    })
   })
 }
 

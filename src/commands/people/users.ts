@@ -6,13 +6,14 @@ import { transaction, type Database, type Db } from '../../db/database.ts'
 import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
 import { createMailer } from '../../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../../mail/messages.ts'
+import { change } from '../../changes/change.ts'
 import { recordOfPerson } from '../../changes/late.ts'
-import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
+import { eventOf, operatorOf } from '../../repositories/audit/audit.ts'
 import { MAX_ENDED } from '../../repositories/people/invitations.ts'
 import { countOtherOwners, listOrganizationsOf } from '../../repositories/people/members.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { createPersonalEvent } from '../../repositories/people/personal-events.ts'
-import { findFull, lockPlan } from '../../repositories/billing/plans.ts'
+import { findFull } from '../../repositories/billing/plans.ts'
 import { deleteFactor } from '../../repositories/people/second-factors.ts'
 import { deleteSessions } from '../../repositories/people/sessions.ts'
 import { listTokensOfPerson } from '../../repositories/people/tokens.ts'
@@ -136,20 +137,36 @@ export async function addUser (
 ): Promise<Linked> {
   const secret = mintSecret()
   const link = linkOf(service, secret)
-  return transaction(handle, async (db) => {
-    const organization = membership && await requireMemberQuota(db, membership.organization)
+  async function create (db: Db): Promise<number> {
     const id = await createUser(db, { email, name, password_hash: null }) ??
       refuse(`An account with ${email} already exists`)
-    if (organization && membership) {
-      await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
-      const details = { role: membership.role, status: 'active' }
-      await recordEvent(db, operatorOf(organization.id), eventOf('member.create', id, details))
-    }
     await createPasswordLink(db, hashToken(secret), id)
-    await recordForOperator(db, id, 'user.create')
-    const place = organization && membership ? { name: organization.name, role: membership.role } : undefined
-    return { user: { id, email }, link, message: invitation({ name, email, service, link, organization: place }) }
+    await createEventForOperator(db, id, 'user.create')
+    return id
+  }
+  const linked = (id: number, organization?: { name: string, role: Role }): Linked =>
+    ({ user: { id, email }, link, message: invitation({ name, email, service, link, organization }) })
+  if (membership === undefined) return linked(await transaction(handle, create))
+  const { organization: idOrSlug, role } = membership
+  const none = `There is no organization ${idOrSlug}`
+  const organization = await findOrganization(handle, idOrSlug) ?? refuse(none)
+  const { written: id } = await change(handle, operatorOf(organization.id), {
+    load: async (db, { is_closed, plan }) => is_closed ? refuse(none) : findFull(db, organization.id, plan, 'members'),
+    decide (full) {
+      if (full !== undefined) {
+        refuse(`The plan ${full.plan} of ${idOrSlug} is limited to ${full.limit} members: change it with \`organization set --plan\``)
+      }
+      return {
+        async write (db) {
+          const id = await create(db)
+          await createMember(db, { organization_id: organization.id, user_id: id, role })
+          return id
+        },
+        events: (id) => [eventOf('member.create', id, { role, status: 'active' }), eventOf('user.create', id)]
+      }
+    }
   })
+  return linked(id, { name: organization.name, role })
 }
 
 /**
@@ -231,16 +248,6 @@ export async function * describeTokens ({ db }: Database, email: string): AsyncG
   }
 }
 
-// Locks the organization, so that concurrent transactions cannot exceed the member limit.
-async function requireMemberQuota (db: Db, idOrSlug: string): Promise<{ id: string, name: string }> {
-  const none = `There is no organization ${idOrSlug}`
-  const organization = await findOrganization(db, idOrSlug) ?? refuse(none)
-  const plan = await lockPlan(db, organization.id) ?? refuse(none)
-  const full = await findFull(db, organization.id, plan, 'members')
-  if (full === undefined) return organization
-  return refuse(`The plan ${full.plan} of ${idOrSlug} is limited to ${full.limit} members: change it with \`organization set --plan\``)
-}
-
 async function findSoleOwnerships (db: Db, userId: number): Promise<string[]> {
   const slugs: string[] = []
   for (const { id, slug, role } of await listMemberships(db, userId)) {
@@ -254,14 +261,15 @@ const linkOf = (service: string, secret: string) => `${service}/account/set-pass
 const userOf = async (db: Db, email: string): Promise<User> =>
   await findUserByEmail(db, email) ?? refuse(`There is no account with ${email}`)
 
+type OperatorAction = 'user.create' | 'user.password' | 'user.disable' | 'user.enable' | 'second-factor.disable'
+
+const createEventForOperator = (db: Db, userId: number, action: OperatorAction) =>
+  createPersonalEvent(db, { user_id: userId, action, actor_type: 'operator', ip: null, user_agent: null, details: null })
+
 async function recordForOperator (
-  db: Db, userId: number,
-  action: 'user.create' | 'user.password' | 'user.disable' | 'user.enable' | 'second-factor.disable',
-  ended: readonly EndedTokens[] = []
+  db: Db, userId: number, action: Exclude<OperatorAction, 'user.create'>, ended: readonly EndedTokens[] = []
 ): Promise<void> {
-  await createPersonalEvent(db, {
-    user_id: userId, action, actor_type: 'operator', ip: null, user_agent: null, details: null
-  })
+  await createEventForOperator(db, userId, action)
   const organizations = await listOrganizationsOf(db, userId)
   // Also when the account is enabled again, so that no invitation of before becomes valid again.
   const effects = action === 'user.disable' || action === 'user.enable'

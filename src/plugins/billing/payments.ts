@@ -5,7 +5,7 @@ import {
   PaymentMethod, PaymentMethodParams, RedeemCouponBody, Refund
 } from '../../../schemas/billing.ts'
 import { ListQuery, NoContent } from '../../../schemas/shapes.ts'
-import { lockAccount, issueInvoice } from '../../billing/invoicing.ts'
+import { issueInvoice } from '../../billing/invoicing.ts'
 import { giveBack } from '../../billing/settlement.ts'
 import { change } from '../../changes/change.ts'
 import { readNow, type Db } from '../../db/database.ts'
@@ -14,7 +14,7 @@ import type { Domain } from '../../http/routes/types.ts'
 import { eventOf, type AuditEvent } from '../../repositories/audit/audit.ts'
 import {
   countPaymentMethods, createPaymentMethod, deletePaymentMethod, findCoupon, findPaymentMethod, hasRedeemed,
-  listPaymentMethods, redeemCoupon, updateCoupon, updateDefaultMethod, updateDetails, type Account,
+  listPaymentMethods, redeemCoupon, requireAccount, updateCoupon, updateDefaultMethod, updateDetails, type Account,
   type Coupon as CouponRow, type PaymentMethodRow
 } from '../../repositories/billing/billing.ts'
 import type { Charge as ChargeRow, Refund as RefundRow } from '../../repositories/billing/invoices.ts'
@@ -32,7 +32,7 @@ const rules = [{ check: refuseCardNumbers }]
 interface Changed<Body> { status: number, body: Body, event: AuditEvent }
 
 export const payments: Domain = async (app) => {
-  // Runs `work` in a transaction that locks the organization and its billing account.
+  // Runs `work` in a change of the organization, with its billing account.
   const changeBilling = async <Body extends object | null>(
     request: FastifyRequest, reply: FastifyReply,
     work: (db: Db, organizationId: string, account: Account) => Promise<Changed<Body>>
@@ -40,7 +40,7 @@ export const payments: Domain = async (app) => {
     const { id } = principalOf(request).organization
     return change(app.db, actorOf(request), {
       count: () => app.countEffect(request, reply),
-      load: async (db) => (await lockAccount(db, id)).account,
+      load: async (db) => requireAccount(db, id),
       decide: (account) => ({
         write: async (db) => work(db, id, account),
         events: ({ event }) => [event],

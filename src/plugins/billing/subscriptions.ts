@@ -2,14 +2,13 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import {
   CreateSubscriptionBody, EmptyBody, Subscription, UpdateSubscriptionBody, type SubscriptionAttributes
 } from '../../../schemas/billing.ts'
-import { lockAccount, lockSubscription } from '../../billing/invoicing.ts'
 import { beginSubscription, changeSubscription, closePeriods } from '../../billing/subscriptions.ts'
 import { change } from '../../changes/change.ts'
 import { readNow, type Db } from '../../db/database.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { eventOf } from '../../repositories/audit/audit.ts'
-import { findAccount, updateDetails, type Account } from '../../repositories/billing/billing.ts'
+import { findAccount, requireAccount, updateDetails, type Account } from '../../repositories/billing/billing.ts'
 import { findOffer } from '../../repositories/billing/plans.ts'
 import {
   findSubscription, updateSubscription, type Subscription as SubscriptionRow
@@ -26,15 +25,16 @@ export const subscriptions: Domain = async (app) => {
   // Closes ended billing periods first, so that the change applies to the current period.
   async function changeSubscribed (
     request: FastifyRequest, reply: FastifyReply, event: SubscriptionEvent,
-    work: (db: Db, organizationId: string) => Promise<{ row: SubscriptionRow, account: Account }>
+    work: (db: Db, account: Account, current: SubscriptionRow | undefined) => Promise<Subscribed>
   ): Promise<FastifyReply> {
     const { id } = principalOf(request).organization
     await closePeriods(app.db, app.invoicing, app.config.defaultPlan, id)
     const status = event === 'subscription.create' ? 201 : 200
     const { body } = await change(app.db, actorOf(request), {
       count: () => app.countEffect(request, reply),
-      decide: () => ({
-        write: async (db) => work(db, id),
+      load: async (db) => ({ account: await requireAccount(db, id), current: await findSubscription(db, id) }),
+      decide: ({ account, current }) => ({
+        write: async (db) => work(db, account, current),
         events: ({ row }) => [eventOf(event, row.id, { plan: row.plan, interval: row.interval })],
         answer: ({ row, account }) => ({ status, body: toAnswer(row, account) })
       })
@@ -42,11 +42,13 @@ export const subscriptions: Domain = async (app) => {
     return reply.code(status).send(body)
   }
 
-  const setEnding = (request: FastifyRequest, reply: FastifyReply, cancel_at_period_end: boolean) =>
-    changeSubscribed(request, reply, `subscription.${cancel_at_period_end ? 'cancel' : 'resume'}`, async (db, id) => {
-      const { account } = await lockSubscription(db, id)
-      return { row: await updateSubscription(db, id, { cancel_at_period_end }), account }
+  function setEnding (request: FastifyRequest, reply: FastifyReply, cancel_at_period_end: boolean) {
+    const event = `subscription.${cancel_at_period_end ? 'cancel' : 'resume'}` as const
+    return changeSubscribed(request, reply, event, async (db, account, current) => {
+      if (current === undefined) fail('no_subscription')
+      return { row: await updateSubscription(db, account.organization_id, { cancel_at_period_end }), account }
     })
+  }
 
   app.get(STRUCTURED, {
     config: { access: 'billing:read', at: 'organization', also: FLAT, whenInactive: true, errors: ['no_subscription'] },
@@ -80,11 +82,10 @@ export const subscriptions: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { plan: name, interval = 'month', currency = 'EUR', billing_details = {} } = request.body
-      const answer = await changeSubscribed(request, reply, 'subscription.create', async (db, id) => {
-        await lockAccount(db, id)
-        if (await findSubscription(db, id) !== undefined) fail('subscription_exists')
+      const answer = await changeSubscribed(request, reply, 'subscription.create', async (db, before, current) => {
+        if (current !== undefined) fail('subscription_exists')
         const offer = await findOffer(db, name, interval, currency) ?? fail('plan_not_offered')
-        const account = await updateDetails(db, id, billing_details)
+        const account = await updateDetails(db, before.organization_id, billing_details)
         const now = new Date(await readNow(db))
         const to = { ...offer, interval, currency }
         return { row: await beginSubscription(db, app.invoicing, account, to, now), account }
@@ -111,10 +112,10 @@ export const subscriptions: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const { billing_details = {} } = request.body
-      const answer = await changeSubscribed(request, reply, 'subscription.update', async (db, id) => {
-        const { subscription } = await lockSubscription(db, id)
+      const answer = await changeSubscribed(request, reply, 'subscription.update', async (db, before, current) => {
+        const subscription = current ?? fail('no_subscription')
         const { plan = subscription.plan, interval = subscription.interval } = request.body
-        const account = await updateDetails(db, id, billing_details)
+        const account = await updateDetails(db, before.organization_id, billing_details)
         // Charges nothing if neither the plan nor the interval changes.
         if (plan === subscription.plan && interval === subscription.interval) return { row: subscription, account }
         const { currency } = subscription
@@ -154,6 +155,7 @@ export const subscriptions: Domain = async (app) => {
   })
 }
 
+interface Subscribed { row: SubscriptionRow, account: Account }
 type SubscriptionEvent = `subscription.${'create' | 'update' | 'cancel' | 'resume'}`
 
 function toAnswer (

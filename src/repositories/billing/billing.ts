@@ -7,7 +7,7 @@ import {
 } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
-// Lock the organization with `lockPlan` before a call of a function that changes rows of an organization.
+// The functions that change rows of an organization are called while the organization is locked (`change`).
 
 export type Account = typeof billing_accounts.$inferSelect
 

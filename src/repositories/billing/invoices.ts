@@ -76,14 +76,12 @@ export async function updateUnused (db: Db, organizationId: string, id: string, 
   await db.update(invoices).set({ unused }).where(oneInvoice(organizationId, id))
 }
 
-/** Marks an open invoice as paid or void; undefined if the invoice is not open. */
+/** Marks a locked open invoice as paid or void. */
 export async function settleInvoice (
   db: Db, organizationId: string, id: string, status: 'paid' | 'void'
-): Promise<Invoice | undefined> {
-  const [row] = await db.update(invoices)
-    .set({ status, paid_at: status === 'paid' ? sql`now()` : null })
-    .where(and(oneInvoice(organizationId, id), eq(invoices.status, 'open'))).returning()
-  return row
+): Promise<void> {
+  await db.update(invoices).set({ status, paid_at: status === 'paid' ? sql`now()` : null })
+    .where(oneInvoice(organizationId, id))
 }
 
 /**

@@ -2,7 +2,6 @@ import { and, asc, eq, gt, or, sql } from 'drizzle-orm'
 import { unionAll } from 'drizzle-orm/pg-core'
 import { FORMER_SLUG_DAYS, MAX_FORMER_SLUGS } from '../../../schemas/organizations.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { openChange } from '../../db/changes/chain.ts'
 import { changedAt } from '../../db/columns.ts'
 import { type Db, isAuthentic, isOneOf } from '../../db/database.ts'
 import { deleteExpired } from '../../db/callers/expired.ts'
@@ -98,10 +97,9 @@ const isReservedNow = gt(former_slugs.reserved_until, sql`now()`)
  * index makes that statement wait for the other commit, so this function sees the new reservation.
  */
 async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
-  const [reserved] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs)
-    .where(and(eq(former_slugs.slug, slug), isReservedNow))
-  if (reserved === undefined) return
-  if (reserved.organization_id !== id) throw new SlugRefused('reserved')
+  const owner = await findFormerSlug(db, slug)
+  if (owner === undefined) return
+  if (owner !== id) throw new SlugRefused('reserved')
   await db.delete(former_slugs).where(matching(former_slugs, { organization_id: id, slug }))
 }
 
@@ -117,16 +115,18 @@ async function reserveSlug (
   await deleteExpired(db, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
 }
 
-/** Deletes the reservation of a slug. Returns the organization that had the slug; undefined without a reservation. */
-export async function releaseSlug (db: Db, slug: string): Promise<string | undefined> {
-  const own = and(eq(former_slugs.slug, slug), isReservedNow)
-  const [row] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs).where(own)
-  if (row === undefined) return undefined
-  await openChange(db, row)
-  const { organization_id } = former_slugs
-  const [released] = await db.delete(former_slugs).where(and(own, eq(organization_id, row.organization_id)))
-    .returning({ organization_id })
-  return released?.organization_id
+/** The organization for which a slug is reserved. */
+export async function findFormerSlug (db: Db, slug: string): Promise<string | undefined> {
+  const [row] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs)
+    .where(and(eq(former_slugs.slug, slug), isReservedNow))
+  return row?.organization_id
+}
+
+/** Deletes the reservation of a slug for an organization; false without a reservation. */
+export async function releaseSlug (db: Db, organization_id: string, slug: string): Promise<boolean> {
+  const released = await db.delete(former_slugs)
+    .where(and(matching(former_slugs, { organization_id, slug }), isReservedNow)).returning({ slug: former_slugs.slug })
+  return released.length > 0
 }
 
 type Changed = Pick<typeof organizations.$inferSelect, 'slug'> &
