@@ -7,8 +7,8 @@ import path from 'node:path'
 import { exportEvents, verifyAudit } from '../src/commands/audit/audit.ts'
 import { open } from '../src/commands/common/open.ts'
 import { loadConfig } from '../src/config.ts'
-import { transaction } from '../src/db/database.ts'
-import { recordEvent, systemOf } from '../src/repositories/audit/audit.ts'
+import { change } from '../src/changes/change.ts'
+import { systemOf } from '../src/repositories/audit/audit.ts'
 import type { Bench } from './keys.ts'
 import { startService } from './processes.ts'
 import { getting, makeTenants, send, type Tenant } from './seed.ts'
@@ -70,7 +70,7 @@ async function fill (env: Record<string, string>, { id }: Tenant, file: string):
         resource_id: String(made + i),
         details: { level: 'environment', version: made + i }
       }))
-      await transaction(db, async (db) => recordEvent(db, systemOf(id), ...events))
+      await change(db, systemOf(id), { decide: () => ({ write: async () => {}, events }) })
     }
     const out = fs.createWriteStream(file)
     for await (const line of exportEvents(opened, { organization: id })) out.write(line)

@@ -7,7 +7,8 @@ import { ulid } from 'ulidx'
 import { sealBlob } from '../src/crypto/blob.ts'
 import type { Keyring } from '../src/crypto/keyring.ts'
 import { findAuthority, macOf, rowsOf, setAuthority, type Database, type Db } from '../src/db/database.ts'
-import { appendToCounter, openChange } from '../src/db/changes/chain.ts'
+import { lockCounters } from '../src/changes/counter.ts'
+import { appendEvents } from '../src/changes/events.ts'
 import { eventRow } from '../src/db/events.ts'
 import { systemOf } from '../src/repositories/audit/audit.ts'
 import { createProject } from '../src/repositories/levels/projects.ts'
@@ -118,7 +119,8 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
   const { id: organization_id } = organization
   const storageKey = storageKeyOf(keyring, organization)
   const actor = systemOf(organization_id)
-  const counter = (await openChange(db, { organization_id }))!
+  const counters = await lockCounters(db, [organization_id], 'all')
+  const counter = counters.get(organization_id)!
   const first = counter.next_version
   const size_bytes = sizeOf(blob)
   const documents = levels.map((level, i) => {
@@ -173,7 +175,7 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
       eventRow(actor, { action: 'secret.store', resource_type: 'secret', resource_id: history_id }))
     counter.next_version += rows.length
     counter.stored_bytes += size_bytes * (rows.length + (from === 0 ? levels.length : 0))
-    await appendToCounter(db, events)
+    await appendEvents(db, counters, events)
   }
 }
 

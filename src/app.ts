@@ -5,13 +5,15 @@ import { ulid } from 'ulidx'
 import { httpAddress, type Config } from './config.ts'
 import { createReadRecorder } from './changes/change.ts'
 import { recordOfPerson } from './changes/late.ts'
+import { queueOf } from './changes/queue.ts'
 import { COSTS, type Costs } from './crypto/costs.ts'
 import { manual, type Provider } from './billing/provider.ts'
 import { createSellerWarning } from './billing/invoicing.ts'
 import { createBillingWorker } from './billing/worker.ts'
 import type { Keyring } from './crypto/keyring.ts'
 import { nonce } from './crypto/primitives.ts'
-import { findAuthority, transaction, type Database } from './db/database.ts'
+import { findAuthority, type Database } from './db/database.ts'
+import { transaction } from './changes/transaction.ts'
 import { installAccess } from './http/guard/access.ts'
 import { installDryRuns } from './http/guard/dry-runs.ts'
 import { installGoSdkCompat } from './http/routes/go-sdk-compat.ts'
@@ -268,7 +270,7 @@ export async function buildApp (
   installGoSdkCompat(app)
   await app.register(health(database, isLeaving))
   if (metricsToken !== undefined && metrics !== undefined) {
-    measureDatabase(metrics, database, refusals)
+    measureDatabase(metrics, database, queueOf(db).figures, refusals)
     metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests in progress', requestLog.underWay)
     metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails being sent', () => outbox.load().underWay)
     metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails waiting to be sent', () => outbox.load().waiting)

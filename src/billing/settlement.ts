@@ -1,7 +1,7 @@
 import { ulid } from 'ulidx'
 import { change } from '../changes/change.ts'
 import { NOTHING } from '../changes/steps.ts'
-import type { Counter } from '../db/changes/chain.ts'
+import type { Counter } from '../db/rows/counter.ts'
 import type { Db } from '../db/database.ts'
 import { eventOf, systemOf, type Actor, type AuditEvent } from '../repositories/audit/audit.ts'
 import { giveCredit } from '../repositories/billing/billing.ts'

@@ -1,14 +1,13 @@
-import { RowLocked } from '../db/callers/caller.ts'
-import type { SynchronousCommit } from '../db/changes/chain.ts'
-import { rememberEnds } from '../db/changes/known-ends.ts'
-import { queueOf, type Entry } from '../db/changes/queue.ts'
-import { pauseUntil, transactionOnce } from '../db/changes/transaction.ts'
 import { codeOf, databaseError, isAwayForAll, isLockTimeout, isUndone, type Db } from '../db/database.ts'
 import { isLostTransaction } from '../db/postgres/errors.ts'
 import { DEADLINE, endOfWait } from '../db/postgres/guard.ts'
 import { waitNow } from '../db/postgres/wait-clock.ts'
+import { RowLocked } from './callers.ts'
+import type { SynchronousCommit } from './counter.ts'
+import { queueOf, type Entry } from './queue.ts'
 import { recordReads } from './reads.ts'
 import { takeSteps, type Made, type Request } from './steps.ts'
+import { pauseUntil, transactionOnce } from './transaction.ts'
 
 /** Whether queued requests share a transaction. Without, each request gets a transaction of its own. */
 const IS_SHARED = true
@@ -42,9 +41,7 @@ async function runTogether (db: Db, queued: readonly Queued[]): Promise<void> {
   const entries = queued.filter(({ organizationId }) => !recorded.has(organizationId))
   if (entries.length === 0) return
   try {
-    const { outcomes, counters } =
-      await transactionOnce(db, async (db) => takeSteps(db, entries, commit), DEADLINE - timeLeft())
-    rememberEnds(db, counters)
+    const outcomes = await transactionOnce(db, async (db) => takeSteps(db, entries, commit), DEADLINE - timeLeft())
     for (const [i, entry] of entries.entries()) {
       const outcome = outcomes[i]!
       if ('answer' in outcome) entry.resolve(outcome.answer)

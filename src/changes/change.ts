@@ -1,10 +1,10 @@
-import { CallerEnded } from '../db/callers/caller.ts'
-import type { SynchronousCommit } from '../db/changes/chain.ts'
 import { databaseError, DatabaseUnavailable, type Db } from '../db/database.ts'
 import { eventRow } from '../db/events.ts'
+import { CallerEnded } from '../db/rows/caller.ts'
 import type { Actor, RecordRead } from '../repositories/audit/audit.ts'
 import type { Answer } from '../repositories/operations/idempotency.ts'
 import { inBatch } from './batch.ts'
+import type { SynchronousCommit } from './counter.ts'
 import type { DocumentChange, Made, Request, RowChange } from './steps.ts'
 
 /**

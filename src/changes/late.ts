@@ -1,11 +1,14 @@
-import { appendEvents, chainOf, keepLateEvents, lockCounters, type SynchronousCommit } from '../db/changes/chain.ts'
-import { authorityOf, tampered, transaction, type Db } from '../db/database.ts'
+import { authorityOf, tampered, type Db } from '../db/database.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
 import { engineOf } from '../db/postgres/engine.ts'
+import { chainOf } from '../db/rows/authority.ts'
 import {
   findAppended, takeLateEvents, type Actor, type AuditEvent, type RecordedEvent
 } from '../repositories/audit/audit.ts'
 import { listOrganizationsOf } from '../repositories/people/members.ts'
+import { lockCounters, type SynchronousCommit } from './counter.ts'
+import { appendEvents, keepLateEvents } from './events.ts'
+import { transaction } from './transaction.ts'
 
 // On Citus, each organization needs its own statements. With more, a transaction could exceed its timeout.
 const MAX_AT_ONCE_ON_CITUS = 50

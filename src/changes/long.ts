@@ -1,13 +1,18 @@
 import { createGates, WorkOverloaded } from '../crypto/bounded.ts'
-import { appendEvents, openChange, requireOpen, type Counter } from '../db/changes/chain.ts'
-import { isLockTimeout, isOnlyConnection, transaction, type Db } from '../db/database.ts'
-import { atWaitTime, waitNow } from '../db/postgres/wait-clock.ts'
+import { isLockTimeout, isOnlyConnection, type Db } from '../db/database.ts'
+import { atWaitTime, pauseFor, waitNow } from '../db/postgres/wait-clock.ts'
+import { CallerEnded } from '../db/rows/caller.ts'
+import type { Counter } from '../db/rows/counter.ts'
 import type { Actor } from '../repositories/audit/audit.ts'
 import { lockLongOperations } from '../repositories/operations/long-operations.ts'
 import { fail } from '../rules/errors.ts'
+import { RowLocked, validateCallers } from './callers.ts'
 import { change } from './change.ts'
+import { lockCounters, requireOpen } from './counter.ts'
+import { appendEvents } from './events.ts'
 import { createStoredResponses } from './repeats.ts'
 import { resultOf, type Made, type RowChange } from './steps.ts'
+import { transaction } from './transaction.ts'
 
 // Long operations may write every document of a project: key rotations, changes of custody, `restore-to`, deletions of
 // many levels. An organization runs one at a time across all instances, so that it cannot occupy all connections.
@@ -98,17 +103,25 @@ async function takeLongSteps<Loaded, Written, Body extends object | null> (
   return { ...answer, written }
 }
 
-// Maximum wait while another transaction, such as a revocation, locks the caller's rows. A retry would repeat all work.
-const CALLER_LOCK_TIMEOUT_MS = 1_000
+// Milliseconds: the maximum wait while another transaction, such as a revocation, locks the caller's rows, and between
+// two checks. A retry would repeat all work.
+const CALLER_LOCK = { timeout: 1_000, interval: 20 }
 
 /**
  * Locks the counter row of the actor's organization after all other rows, and validates the caller. Throws CallerEnded,
  * OrganizationInactive or RowLocked.
  */
-export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter> {
-  const counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
+export async function lockCounterLast (db: Db, { organization_id, caller }: Actor): Promise<Counter> {
+  const counter = (await lockCounters(db, [organization_id], 'all')).get(organization_id)
   requireOpen(counter)
-  return counter
+  if (caller === null) return counter
+  for (const late = waitNow() + CALLER_LOCK.timeout; ;) {
+    const [verdict] = await validateCallers(db, [{ ...caller, organization_id }])
+    if (verdict === 'live') return counter
+    if (verdict === 'ended') throw new CallerEnded()
+    if (waitNow() >= late) throw new RowLocked()
+    await pauseFor(CALLER_LOCK.interval)
+  }
 }
 
 const projectsInUse = new Map<string, Actor>()

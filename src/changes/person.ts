@@ -1,10 +1,12 @@
-import { appendEvents } from '../db/changes/chain.ts'
-import { transaction, type Db } from '../db/database.ts'
+import type { Db } from '../db/database.ts'
+import type { Counter } from '../db/rows/counter.ts'
 import type { Actor } from '../repositories/audit/audit.ts'
 import { createAnswers } from '../repositories/operations/idempotency.ts'
 import { lockUser } from '../repositories/people/users.ts'
+import { appendEvents } from './events.ts'
 import { lockCounterLast } from './long.ts'
 import { resultOf, type Made, type RowChange } from './steps.ts'
+import { transaction } from './transaction.ts'
 
 interface CreatingChange<Loaded, Written, Body> extends RowChange<Loaded, Written, Body> {
   count?: undefined
@@ -25,9 +27,11 @@ export async function changeThatCreates<Loaded, Written, Body extends object | n
       await lockUser(db, actor.id!)
       await answering.requireFirst(db)
     }
+    let locked: Counter | undefined
+    const lockCounter = async () => (locked ??= await lockCounterLast(db, actor))
     const decision = decide(await load(db))
-    const written = await decision.write(db, () => lockCounterLast(db, actor))
-    const counter = await lockCounterLast(db, actor)
+    const written = await decision.write(db, lockCounter)
+    const counter = await lockCounter()
     const { events, answer } = resultOf(decision, actor, counter, written)
     await appendEvents(db, new Map([[organization_id, counter]]), events)
     if (answering != null) {

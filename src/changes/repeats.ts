@@ -1,10 +1,10 @@
-import { RowLocked } from '../db/callers/caller.ts'
 import type { Db } from '../db/database.ts'
 import type { Actor } from '../repositories/audit/audit.ts'
 import {
   countAnswers, createAnswers, findAnswers, MAX_RESPONSES, type Answer, type KeyOwner, type StoredResponse
 } from '../repositories/operations/idempotency.ts'
 import { fail } from '../rules/errors.ts'
+import { RowLocked } from './callers.ts'
 
 /** The stored responses of the requests with an `Idempotency-Key` in one transaction. */
 export interface StoredResponses {

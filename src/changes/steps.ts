@@ -1,17 +1,18 @@
 import type { KeyObject } from 'node:crypto'
-import { CallerEnded, RowLocked, validateCallers, type Verdict } from '../db/callers/caller.ts'
-import {
-  appendEvents, lockCounters, openChange, requireOpen, type Counter, type SynchronousCommit
-} from '../db/changes/chain.ts'
 import { tampered, type Db } from '../db/database.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
+import { CallerEnded } from '../db/rows/caller.ts'
+import type { Counter } from '../db/rows/counter.ts'
 import type { Actor, AuditEvent, RecordedEvent } from '../repositories/audit/audit.ts'
-import type { Answer } from '../repositories/operations/idempotency.ts'
 import { findLevelsToWrite, type LevelState, type Target } from '../repositories/levels/levels.ts'
+import type { Answer } from '../repositories/operations/idempotency.ts'
 import { writeSecrets } from '../repositories/secrets/secrets.ts'
 import { findVersionsTogether, type FullVersion } from '../repositories/secrets/versions.ts'
 import type { ApiError } from '../rules/errors.ts'
 import { planOf, withDocument, type Change, type Planned, type Written } from '../vault/documents/plan-write.ts'
+import { RowLocked, validateCallers, type Verdict } from './callers.ts'
+import { lockCounters, requireOpen, type SynchronousCommit } from './counter.ts'
+import { appendEvents } from './events.ts'
 import { createStoredResponses, type StoredResponses } from './repeats.ts'
 
 /** What `decide` returns. `read` is the event if no document is written: what the response reveals. */
@@ -117,7 +118,7 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
   const responses = createStoredResponses(db, changes.map(({ actor }) => actor))
   // The statements are pipelined and run in this order, so all but the first see the state under the lock.
   const [counters, verdicts, loaded] = await Promise.all([
-    lock(db, requests, isApart ? 'all' : 'free', commit),
+    lockCounters(db, requests.map(({ organizationId }) => organizationId), isApart ? 'all' : 'free', commit),
     validateCallers(db, changes.map(({ organizationId, actor }) =>
       actor.caller && { ...actor.caller, organization_id: organizationId })),
     load(db, changes.flatMap((change) => isOfRows(change) ? [] : [change])),
@@ -126,7 +127,7 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
   const verdictOf = new Map(changes.map((change, i) => [change, verdicts[i]!]))
   const rows: Rows = { documents: [], events: [], responses }
 
-  function counterOf ({ organizationId }: Request): Counter {
+  function counterFor ({ organizationId }: Request): Counter {
     const counter = counters.get(organizationId)
     if (counter === undefined) throw isApart ? new CallerEnded() : new RowLocked()
     return counter.hasKey ? counter : tampered()
@@ -145,14 +146,14 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
   }
 
   async function takeAlone (request: RowRequest): Promise<Outcome> {
-    const counter = counterOf(request)
+    const counter = counterFor(request)
     admit(request, counter)
     return changeRows(db, request, counter, rows)
   }
 
   function take (request: DocumentRequest | ReadRequest): Outcome {
     try {
-      const counter = counterOf(request)
+      const counter = counterFor(request)
       if ('load' in request) {
         const verdict = admit(request, counter)
         return changeDocument(request, loaded.get(request)!, verdict, counter, rows)
@@ -173,21 +174,10 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
     responses.write(),
     rows.events.length > 0 && appendEvents(db, counters, rows.events)
   ])
-  return { outcomes, counters: counters.values() }
+  return outcomes
 }
 
 const isOfRows = (request: Request): request is RowRequest => 'decide' in request && !('storageKey' in request)
-
-async function lock (
-  db: Db, requests: readonly Request[], which: 'all' | 'free', commit: SynchronousCommit
-): Promise<Map<string, Counter>> {
-  const ids = new Set(requests.map(({ organizationId }) => organizationId))
-  if (!requests.some(isOfRows)) return lockCounters(db, ids, which, commit)
-  // The functions that `load` and `write` call find the counter of the transaction.
-  const [organization_id = ''] = ids
-  const counter = await openChange(db, { organization_id })
-  return new Map(counter && [[organization_id, counter]])
-}
 
 async function load (db: Db, changes: readonly DocumentRequest[]): Promise<Map<DocumentRequest, Loaded>> {
   const restores = changes.flatMap((change) => 'version' in change.load ? [{ change, id: change.load.version }] : [])

@@ -32,7 +32,6 @@ export { isKeyOf, isOneOf, isOneOfOrganization, lookUp, rowsOf } from './rows/li
 export { prepared, preparedSql, withMoments, type Raw, type Value } from './postgres/prepared.ts'
 export { tlsOf } from './postgres/tls.ts'
 export { UrlError } from './postgres/url.ts'
-export { savepoint, transaction, type Asking } from './changes/transaction.ts'
 
 export interface Database {
   /** For writes, transactions and slow statements. */

@@ -1,11 +1,12 @@
-import type { Keyring } from '../crypto/keyring.ts'
 import { change } from '../changes/change.ts'
-import { transaction, type Db } from '../db/database.ts'
+import { transaction } from '../changes/transaction.ts'
+import type { Keyring } from '../crypto/keyring.ts'
+import type { Db } from '../db/database.ts'
 import { systemOf } from '../repositories/audit/audit.ts'
 import { listReEncryptions, START, type Cursor, type Waiting } from '../repositories/secrets/re-encryption.ts'
 import type { Log } from '../telemetry/log.ts'
-import type { Background } from './background.ts'
 import { endReEncryption, moveBatch } from '../vault/operations/re-encryption.ts'
+import type { Background } from './background.ts'
 import { createRoundRobin, type StepResult } from './round-robin.ts'
 
 const REPORT_INTERVAL_MS = 5_000

@@ -1,5 +1,5 @@
-import type { Db } from '../db/database.ts'
 import { listLateOfUnlisted, recordLate } from '../changes/late.ts'
+import type { Db } from '../db/database.ts'
 import { listLate } from '../repositories/audit/audit.ts'
 import type { Log } from '../telemetry/log.ts'
 import type { Background } from './background.ts'

@@ -1,7 +1,7 @@
 import { change } from '../changes/change.ts'
 import type { Keyring } from '../crypto/keyring.ts'
-import { CallerEnded } from '../db/callers/caller.ts'
 import { isAway, type Database, type Db, type Violation } from '../db/database.ts'
+import { CallerEnded } from '../db/rows/caller.ts'
 import { systemOf, type AuditEvent } from '../repositories/audit/audit.ts'
 import { listOrganizationsOf } from '../repositories/people/members.ts'
 import { openRowKeys } from '../vault/audit/row-authentication.ts'

@@ -200,9 +200,9 @@ export const secrets: Domain = async (app) => {
         return { state, secret }
       },
       decide: ({ state, secret }) => ({
-        async write (db) {
+        async write (db, lockCounter) {
           const purged = await purgeHistories(db, organization.id, state.project.id, { secret_id: secret.id })
-          await emptySecret(db, state, secret)
+          await emptySecret(db, state, secret, await lockCounter())
           await removeSome(db, organization.id)
           return purged
         },

@@ -62,3 +62,9 @@ export async function render (processes: readonly (readonly Family[])[]): Promis
   // prom-client puts blank lines between metrics.
   return text.replaceAll('\n\n', '\n')
 }
+
+/**
+ * The queue of changes: waiting changes now; in total: transactions, their changes, and the milliseconds that changes
+ * waited.
+ */
+export interface QueueFigures { waiting: number, transactions: number, entries: number, waited: number }

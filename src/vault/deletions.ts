@@ -1,7 +1,7 @@
 import { PIECE } from '../db/callers/expired.ts'
 import { createTokenRemovals, type TokenRemoval } from '../db/callers/token-removals.ts'
-import type { Counter } from '../db/changes/chain.ts'
 import type { Db } from '../db/database.ts'
+import type { Counter } from '../db/rows/counter.ts'
 import { eventOf, type AuditEvent } from '../repositories/audit/audit.ts'
 import {
   countLevels, deleteEmptyHistories, deleteRemovedVersions, removeHistories, START, type Below

@@ -1,21 +1,21 @@
+import type { MemberAttributes } from '../../schemas/members.ts'
 import type { Role } from '../../schemas/users.ts'
-import type { Db } from '../db/database.ts'
-import type { Counter } from '../db/changes/chain.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../db/callers/grants.ts'
+import type { Db } from '../db/database.ts'
+import type { Counter } from '../db/rows/counter.ts'
 import { eventOf, systemOf, type Actor, type AuditEvent, type RecordedEvent } from '../repositories/audit/audit.ts'
+import { findFull } from '../repositories/billing/plans.ts'
+import { findOrganization } from '../repositories/levels/organizations.ts'
 import {
   deleteExpiredInvitations, deleteInvitation, deleteInvitations, listEndedInvitations, listGivenInvitations,
   lockInvitation, type Invitation, type Inviter
 } from '../repositories/people/invitations.ts'
 import { deleteMember, findActiveRoles, findMember, lockMember, lockOtherOwners } from '../repositories/people/members.ts'
-import { findOrganization } from '../repositories/levels/organizations.ts'
 import { createPersonalEvent } from '../repositories/people/personal-events.ts'
-import { findFull } from '../repositories/billing/plans.ts'
-import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
 import { listPrincipals } from '../repositories/people/principals.ts'
+import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
 import { mayInvite, powersOfRole, type Powers } from '../rules/roles.ts'
-import type { MemberAttributes } from '../../schemas/members.ts'
 
 // Each function runs in the caller's transaction, and returns its events. The caller has locked the organization
 // before: these functions lock accounts, and the organization comes first (decision 0029).

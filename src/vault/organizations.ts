@@ -1,5 +1,5 @@
 import type { Keyring } from '../crypto/keyring.ts'
-import type { Counter } from '../db/changes/chain.ts'
+import type { Counter } from '../db/rows/counter.ts'
 import type { Db } from '../db/database.ts'
 import { systemOf, type RecordedEvent } from '../repositories/audit/audit.ts'
 import { hasChainKeys } from '../repositories/audit/chain-keys.ts'

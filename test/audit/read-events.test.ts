@@ -2,7 +2,7 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t, { type Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
-import { chainOf } from '../../src/db/changes/chain.ts'
+import { chainOf } from '../../src/db/rows/authority.ts'
 import { connect } from '../../src/db/database.ts'
 import { openRows } from '../../src/jobs/violations.ts'
 import { callWith, makeLevel, ON_CITUS, startIsolatedApp, type Caller } from '../helpers/app.ts'

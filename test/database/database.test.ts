@@ -13,9 +13,9 @@ import t, { type Test } from 'tap'
 import { bytea, moment } from '../../src/db/columns.ts'
 import {
   requestCopy, connect, type Database, databaseError, type Db, DatabaseUnavailable, isAway, isForeignKeyViolation,
-  isUndone,
-  isUniqueViolation, prepared, preparedSql, transaction
+  isUndone, isUniqueViolation, prepared, preparedSql
 } from '../../src/db/database.ts'
+import { transaction } from '../../src/changes/transaction.ts'
 import { unpackCluster } from '../../src/db/embedded/cluster.ts'
 import { serveRequests } from '../../src/db/embedded/requests.ts'
 import { copyCluster, type Copying } from '../../src/db/embedded/copy-cluster.ts'

@@ -2,7 +2,7 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { mintApiToken } from '../../src/crypto/bearer.ts'
-import { transaction } from '../../src/db/database.ts'
+import { transaction } from '../../src/changes/transaction.ts'
 import { findLevel } from '../../src/repositories/levels/levels.ts'
 import { makeLevel, ON_CITUS, startApp, type Caller } from '../helpers/app.ts'
 

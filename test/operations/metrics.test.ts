@@ -2,7 +2,8 @@
 import { randomBytes } from 'node:crypto'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
-import { transaction } from '../../src/db/database.ts'
+import { queueOf } from '../../src/changes/queue.ts'
+import { transaction } from '../../src/changes/transaction.ts'
 import { MAX_WAITING } from '../../src/db/postgres/guard.ts'
 import { createRefusals, measureDatabase } from '../../src/http/observability/metrics.ts'
 import { noteBackup } from '../../src/repositories/operations/backups.ts'
@@ -203,7 +204,7 @@ t.test('the newest backup is told, and nothing where there is none', async (t) =
 t.test('uses of the database are counted where they are, and where they wait', async (t) => {
   const { database } = service
   const metrics = await createMetrics()
-  measureDatabase(metrics, database, createRefusals())
+  measureDatabase(metrics, database, queueOf(database.db).figures, createRefusals())
   const now = async (...names: string[]) => {
     const samples = samplesOf(await render([await metrics.read()]))
     return names.map((name) => valueOf(samples, `strongroom_database_pool_${name}`, { pool: 'db' }))

@@ -13,7 +13,7 @@ import { countKey, rememberDevice, returnAttempts, takeAttempts, type Count } fr
 import { recordOfPerson, UNLISTED_ORGANIZATIONS } from '../../src/changes/late.ts'
 import { systemOf } from '../../src/repositories/audit/audit.ts'
 import { switchUser } from '../../src/commands/people/users.ts'
-import { transaction } from '../../src/db/database.ts'
+import { transaction } from '../../src/changes/transaction.ts'
 import { createPersonalEvent } from '../../src/repositories/people/personal-events.ts'
 import { createSession } from '../../src/repositories/people/sessions.ts'
 import {

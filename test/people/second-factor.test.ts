@@ -8,7 +8,7 @@ import { codeAt, findStep, hashRecoveryCode, mintRecoveryCode, stepAt } from '..
 import { createKeyring, generateMasterKey, parseMasterKey } from '../../src/crypto/keyring.ts'
 import { rewrap } from '../../src/commands/keys/rewrap.ts'
 import { resetSecondFactor, switchUser } from '../../src/commands/people/users.ts'
-import { transaction } from '../../src/db/database.ts'
+import { transaction } from '../../src/changes/transaction.ts'
 import { makeId } from '../../src/db/rows/ids.ts'
 import { authenticateTable } from '../helpers/macs.ts'
 import { countKey } from '../../src/repositories/people/attempts.ts'

@@ -2,7 +2,7 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
-import { transaction } from '../../src/db/database.ts'
+import { transaction } from '../../src/changes/transaction.ts'
 import { findLevel } from '../../src/repositories/levels/levels.ts'
 import { findDocumentsAt } from '../../src/repositories/secrets/point-in-time.ts'
 import { lockProject } from '../../src/repositories/levels/projects.ts'

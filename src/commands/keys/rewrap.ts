@@ -1,7 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
-import { transaction, type Db } from '../../db/database.ts'
+import { transaction } from '../../changes/transaction.ts'
+import type { Db } from '../../db/database.ts'
 import { countWrapped, deleteCanary, WRAPPED, type WrappedTable } from '../../repositories/keys/master-keys.ts'
 import {
   lockCurrentCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped

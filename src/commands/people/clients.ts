@@ -1,5 +1,6 @@
 import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
-import { transaction, type Database, type Db } from '../../db/database.ts'
+import { transaction } from '../../changes/transaction.ts'
+import type { Database, Db } from '../../db/database.ts'
 import { endingOf } from '../../db/callers/grants.ts'
 import { recordOfPerson } from '../../changes/late.ts'
 import { operatorOf } from '../../repositories/audit/audit.ts'

@@ -59,6 +59,9 @@ export function authorityOf (db: Db): RowAuthority {
   return authority
 }
 
+/** The audit chains of a database. */
+export const chainOf = (db: Db): EventChain => authorityOf(db).chain
+
 export const macOf = <N extends AuthenticatedTable>(db: Db, table: N, row: AuthenticatedRow<N>): Buffer =>
   authorityOf(db).mac(table, row)
 

@@ -1,4 +1,4 @@
-import type { Counter } from '../../db/changes/chain.ts'
+import type { Counter } from '../../db/rows/counter.ts'
 import type { Db } from '../../db/database.ts'
 import { findFull, type Counted } from '../../repositories/billing/plans.ts'
 import { fail } from '../../rules/errors.ts'

@@ -2,12 +2,11 @@ import type { FastifyInstance } from 'fastify'
 import { ERRORS, type ErrorCode } from '../../../schemas/errors.ts'
 import { sameBytes } from '../../crypto/primitives.ts'
 import { databaseError, findAuthority, type Database } from '../../db/database.ts'
-import { queueOf } from '../../db/changes/queue.ts'
 import { readBacklog } from '../../repositories/operations/backlog.ts'
 import { fail } from '../../rules/errors.ts'
 import { bearerIn, missingToken } from '../bodies/request-format.ts'
 import type { Measured } from '../../telemetry/worker-metrics.ts'
-import { gauge, render, type Family, type Metrics } from '../../telemetry/metrics.ts'
+import { gauge, render, type Family, type Metrics, type QueueFigures } from '../../telemetry/metrics.ts'
 import type { ObserveRequest } from './log.ts'
 import { knownMethod } from '../routes/methods.ts'
 import { singleFlight } from './single-flight.ts'
@@ -45,7 +44,9 @@ export function measureRequests (metrics: Metrics, refusals: Refusals): ObserveR
 }
 
 /** Adds metrics of the database connections, the write queue, the audit chains and integrity violations. */
-export function measureDatabase (metrics: Metrics, database: Database, refusals: Refusals): void {
+export function measureDatabase (
+  metrics: Metrics, database: Database, figures: QueueFigures, refusals: Refusals
+): void {
   const watchPools = (
     kind: 'counter' | 'gauge', name: string, help: string, value: (pool: Database['pools'][string]) => number
   ) => metrics.watch(kind, `strongroom_database_pool_${name}`, help, () =>
@@ -56,7 +57,6 @@ export function measureDatabase (metrics: Metrics, database: Database, refusals:
   watchPools('counter', 'timeouts_total', 'Uses that waited too long and were refused', ({ timeouts }) => timeouts)
   watchPools('counter', 'refused_total', 'Uses that were refused because too many waited', ({ refused }) => refused)
 
-  const { figures } = queueOf(database.db)
   metrics.watch('gauge', 'strongroom_write_queue_waiting', 'Changes of organizations that wait for their transaction',
     () => figures.waiting)
   metrics.watch('counter', 'strongroom_write_queue_changes_total', 'Changes that a transaction has taken',

@@ -3,7 +3,7 @@ import { codeOf, ERRORS, messageOf, type ErrorCode } from '../../../schemas/erro
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing } from '../../crypto/keyring.ts'
 import { WorkOverloaded } from '../../crypto/bounded.ts'
-import { CallerEnded, OrganizationInactive } from '../../db/callers/caller.ts'
+import { CallerEnded, OrganizationInactive } from '../../db/rows/caller.ts'
 import { DatabaseUnavailable, databaseError, TamperedRow } from '../../db/database.ts'
 import { ApiError } from '../../rules/errors.ts'
 import { HiddenResource } from '../guard/level-lookup.ts'

@@ -1,5 +1,5 @@
 import type { FastifyRequest } from 'fastify'
-import type { Caller } from '../../db/callers/caller.ts'
+import type { Caller } from '../../db/rows/caller.ts'
 import type { Actor } from '../../repositories/audit/audit.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
 

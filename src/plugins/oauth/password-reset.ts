@@ -1,7 +1,7 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { mintSecret } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
-import { transaction } from '../../db/database.ts'
+import { transaction } from '../../changes/transaction.ts'
 import { recordForPersonAlone } from '../../http/guard/personal-events.ts'
 import { browserOf, waitUntil } from '../../http/pages/pages.ts'
 import { addressKey } from '../../http/routes/addresses.ts'

@@ -3,7 +3,8 @@ import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import { OAuthErrorBody, TokenAnswer, TokenBody, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import { hashToken, isCredential, mintCredential, verifierMatches } from '../../crypto/bearer.ts'
 import { retireTokensOfConsole } from '../../db/callers/console-tokens.ts'
-import { transaction, type Db } from '../../db/database.ts'
+import { transaction } from '../../changes/transaction.ts'
+import type { Db } from '../../db/database.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
   countWrongVerifier, createPair, lockCode, lockPair, retirePair, revokeGrant, useCode, type Client,

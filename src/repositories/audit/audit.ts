@@ -1,10 +1,9 @@
 import { and, asc, eq, gt, inArray, sql } from 'drizzle-orm'
 import type { EventName } from '../../../schemas/events.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import type { Caller } from '../../db/callers/caller.ts'
-import { appendToCounter, openChange } from '../../db/changes/chain.ts'
+import type { Caller } from '../../db/rows/caller.ts'
 import { isAuthentic, rowsOf, type Db } from '../../db/database.ts'
-import { eventRow, type EventRow } from '../../db/events.ts'
+import type { EventRow } from '../../db/events.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
@@ -48,21 +47,6 @@ export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_i
 export const eventOf = (action: EventName, id: string | number, details?: AuditEvent['details']): AuditEvent => ({
   action, resource_type: action.split('.')[0]!, resource_id: String(id), ...(details && { details })
 })
-
-/**
- * Records the events of a change, in order. A route must declare its events in its `audit` option. Locks the
- * organization's counter row, unless `transaction` was called with the actor and has already locked the row. A long
- * operation must take all other locks first. Throws CallerEnded if the caller may no longer make the change,
- * OrganizationInactive or RowLocked.
- */
-export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
-  if (actor.answering?.isFirst === false) throw new Error('the transaction of a change does not store its response')
-  // The counter row is missing if the organization does not exist.
-  const counter = await openChange(db, actor)
-  if (counter === undefined) return
-  for (const { growth = 0 } of events) counter.stored_bytes += growth
-  await appendToCounter(db, events.map((event) => eventRow(actor, event)))
-}
 
 /** Records an event of a read. `bytes`: the size of the response, which stays in memory until the event is recorded. */
 export type RecordRead = (actor: Actor, event: AuditEvent, bytes?: number) => Promise<void>

@@ -1,5 +1,5 @@
 import { eq } from 'drizzle-orm'
-import { chainOf } from '../../db/changes/chain.ts'
+import { chainOf } from '../../db/rows/authority.ts'
 import type { Db } from '../../db/database.ts'
 import { HAND_OVER, type ChainKeyRow } from '../../db/events.ts'
 import { chain_keys, organization_counters } from '../../db/tables.ts'

@@ -1,20 +1,9 @@
 import { asc, eq, getTableColumns, sql } from 'drizzle-orm'
 import type { Interval, PlanPrice } from '../../../schemas/billing.ts'
 import type { Plan } from '../../../schemas/organizations.ts'
-import { openChange } from '../../db/changes/chain.ts'
 import type { Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { invitations, members, organization_counters, plan_prices, plans, projects } from '../../db/tables.ts'
-
-/**
- * Locks the counter row of the organization, so that changes that count against the plan run one after the other.
- * Returns the plan at the time of the lock, even if `updatePlan` has changed the plan since. Undefined for a deleted
- * organization.
- */
-export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
-  const counter = await openChange(db, { organization_id: organizationId })
-  return counter?.is_closed === false ? counter.plan : undefined
-}
 
 const TABLES = { projects, members }
 

@@ -4,7 +4,7 @@ import type { Selection } from '../../../schemas/shapes.ts'
 import { TEAM_LIMITS } from '../../../schemas/teams.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { waitUnlessCounter } from '../../db/changes/chain.ts'
+import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
   isAuthentic, isOneOf, lookUp, macOf, preparedSql, requireAuthentic, updateAuthentic, tampered, type Authenticated,

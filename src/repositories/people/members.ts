@@ -2,10 +2,11 @@ import { and, asc, eq, gt, isNull, ne, sql, type SQL } from 'drizzle-orm'
 import type { MemberAttributes } from '../../../schemas/members.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { waitUnlessCounter } from '../../db/changes/chain.ts'
+import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import {
-  isAuthentic, isAway, isOneOfOrganization, savepoint, tampered, updateAuthentic, type Authenticated, type Db
+  isAuthentic, isAway, isOneOfOrganization, tampered, updateAuthentic, type Authenticated, type Db
 } from '../../db/database.ts'
+import { savepoint } from '../../db/rows/savepoint.ts'
 import { engineOf } from '../../db/postgres/engine.ts'
 import { authenticRow } from '../../db/rows/query.ts'
 import { PIECE } from '../../db/callers/expired.ts'

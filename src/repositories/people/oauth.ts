@@ -7,9 +7,9 @@ import { LIFETIMES, MAX_GRANTS } from '../../../schemas/oauth.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { USED } from '../../db/callers/console-tokens.ts'
-import { CallerEnded } from '../../db/callers/caller.ts'
+import { CallerEnded } from '../../db/rows/caller.ts'
 import { STATEMENT_TIME } from '../../db/columns.ts'
-import { waitUnlessCounter } from '../../db/changes/chain.ts'
+import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
   isAuthentic, isForeignKeyViolation, isOneOf, lookUp, macOf, prepared, preparedSql, readNow, updateAuthentic,

@@ -3,7 +3,7 @@ import type { Plan } from '../../../schemas/organizations.ts'
 import type { Ability } from '../../../schemas/scopes.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { fromJson } from '../../db/rows/authenticated.ts'
-import type { Caller } from '../../db/callers/caller.ts'
+import type { Caller } from '../../db/rows/caller.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { numberOf } from '../../db/rows/query.ts'
 import {

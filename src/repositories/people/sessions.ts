@@ -1,7 +1,7 @@
 import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { STATEMENT_TIME } from '../../db/columns.ts'
-import { waitUnlessCounter } from '../../db/changes/chain.ts'
+import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../../db/database.ts'
 import { endConsole } from '../../db/callers/console-tokens.ts'
 import { deleteExpired, deleteInPieces, keepNewest } from '../../db/callers/expired.ts'

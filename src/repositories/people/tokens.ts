@@ -4,7 +4,7 @@ import { TOKEN_LIMITS, type ApiToken, type Restriction } from '../../../schemas/
 import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
 import { PIECE } from '../../db/callers/expired.ts'
-import { waitUnlessCounter } from '../../db/changes/chain.ts'
+import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import {
   isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Authenticated, type Db

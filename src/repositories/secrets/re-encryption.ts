@@ -1,6 +1,5 @@
 import { and, asc, eq, isNull, lt, sql, type SQL } from 'drizzle-orm'
-import { counterOf } from '../../db/changes/chain.ts'
-import { STATEMENT_TIME } from '../../db/columns.ts'
+import type { Counter } from '../../db/rows/counter.ts'
 import { isOneOfOrganization, macOf, rowsOf, type Db } from '../../db/database.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
@@ -244,7 +243,9 @@ export async function listReEncryptions (db: Db, after?: Waiting, limit = 100): 
  * Removes the document of a secret whose history was purged. The row stays and gets the next revision, so that a read
  * `at` an earlier moment gives the error `version_gone`. The caller has locked the project's row.
  */
-export async function emptySecret (db: Db, { project, target }: LevelState, secret: SecretRow): Promise<void> {
+export async function emptySecret (
+  db: Db, { project, target }: LevelState, secret: SecretRow, { at }: Pick<Counter, 'at'>
+): Promise<void> {
   const { organization_id, id } = secret
   const emptied = { revision: secret.revision + 1, key_version: project.key_version, sealed: null, size_bytes: 0 }
   await db.update(secrets).set({
@@ -252,7 +253,7 @@ export async function emptySecret (db: Db, { project, target }: LevelState, secr
     version: null,
     mac: macOf(db, 'secrets', { ...secret, ...emptied }),
     // Not now(), the start of the transaction: the transaction may have waited for writes with a later time.
-    updated_at: counterOf(db)?.at ?? STATEMENT_TIME
+    updated_at: at
   }).where(matching(secrets, { organization_id, id }))
   await db.update(project_counts).set({ secret_count: sql`${project_counts.secret_count} - 1` })
     .where(matching(project_counts, { organization_id, project_id: project.id }))

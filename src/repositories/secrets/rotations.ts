@@ -1,7 +1,7 @@
 import { and, asc, isNotNull, sql } from 'drizzle-orm'
 import type { VersionAction } from '../../../schemas/versions.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import type { Counter } from '../../db/changes/chain.ts'
+import type { Counter } from '../../db/rows/counter.ts'
 import {
   isOneOfOrganization, macOf, requireAuthentic, rowsOf, type Authenticated, type Db
 } from '../../db/database.ts'

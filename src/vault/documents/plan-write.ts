@@ -1,7 +1,7 @@
 import type { KeyObject } from 'node:crypto'
 import { ulid } from 'ulidx'
 import type { VersionAction } from '../../../schemas/versions.ts'
-import type { Counter } from '../../db/changes/chain.ts'
+import type { Counter } from '../../db/rows/counter.ts'
 import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { SecretWrite } from '../../repositories/secrets/secrets.ts'

@@ -1,7 +1,7 @@
 import type { KeyObject } from 'node:crypto'
 import { openBlob } from '../../crypto/blob.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
-import type { Counter } from '../../db/changes/chain.ts'
+import type { Counter } from '../../db/rows/counter.ts'
 import type { Db } from '../../db/database.ts'
 import { eventOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { findActiveKeyOf, type KeyRow, type KeyState } from '../../repositories/keys/encryption-keys.ts'

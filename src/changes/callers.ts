@@ -1,47 +1,9 @@
 import { sql, type SQL } from 'drizzle-orm'
-import type { OrganizationStatus } from '../../../schemas/organizations.ts'
-import type { Role } from '../../../schemas/users.ts'
-import { STATEMENT_TIME } from '../columns.ts'
-import type { Db } from '../postgres/handle.ts'
-import { preparedSql, type Value } from '../postgres/prepared.ts'
-import type { StoredSlice } from '../tables.ts'
-import { andOwn, engineOf, findByOrganization, perEngine, type OfOrganization } from '../postgres/engine.ts'
-
-export interface RoleThroughTeam {
-  team_id: string
-  project_id: string
-  role: Role
-  slices: readonly StoredSlice[] | null
-}
-
-/**
- * The credential of a request: the id of an API token or access token. `hash` is the hash of the sent token, in hex.
- * `user_id` and `role` are those of the person, if any. `teams` are the roles from teams that authorized the request.
- */
-export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
-  { access_token: number, user_id: number, role: Role }) & { teams?: readonly RoleThroughTeam[] }
-
-export type CallerIn = Caller & { organization_id: string }
-
-/** The credential was revoked or expired, or the person lost the role, before the commit. Nothing was changed. */
-export class CallerEnded extends Error {
-  override readonly name = 'CallerEnded'
-
-  constructor () {
-    super('the credential was revoked or has expired')
-  }
-}
-
-/** The organization was suspended, locked or cancelled before the commit. Nothing was changed. */
-export class OrganizationInactive extends Error {
-  override readonly name = 'OrganizationInactive'
-  readonly status: OrganizationStatus
-
-  constructor (status: OrganizationStatus) {
-    super(`the organization is ${status}`)
-    this.status = status
-  }
-}
+import { STATEMENT_TIME } from '../db/columns.ts'
+import { andOwn, engineOf, findByOrganization, perEngine, type OfOrganization } from '../db/postgres/engine.ts'
+import type { Db } from '../db/postgres/handle.ts'
+import { preparedSql, type Value } from '../db/postgres/prepared.ts'
+import type { CallerIn } from '../db/rows/caller.ts'
 
 /**
  * Another transaction has locked a row that the change needs. The change is retried, because a wait would keep the

@@ -1,7 +1,8 @@
-import { databaseError, DatabaseUnavailable, isAwayForAll, neverSent } from '../postgres/errors.ts'
-import { engineOf } from '../postgres/engine.ts'
-import { connectionsOf, slotsOf, type Db } from '../postgres/handle.ts'
-import { atWaitTime, waitNow } from '../postgres/wait-clock.ts'
+import { engineOf } from '../db/postgres/engine.ts'
+import { databaseError, DatabaseUnavailable, isAwayForAll, neverSent } from '../db/postgres/errors.ts'
+import { connectionsOf, slotsOf, type Db } from '../db/postgres/handle.ts'
+import { atWaitTime, waitNow } from '../db/postgres/wait-clock.ts'
+import type { QueueFigures } from '../telemetry/metrics.ts'
 
 // Limits for waiting changes (per organization and in this process), and for one transaction.
 const MAX_OF_ORGANIZATION = { entries: 1_000, bytes: 64 * 1024 * 1024 }
@@ -29,9 +30,6 @@ interface OrganizationQueue { organizationId: string, waiting: Map<Entry, Waitin
 interface Batch { entries: Entry[], queues: OrganizationQueue[], bytes: number }
 
 const emptyBatch = (): Batch => ({ entries: [], queues: [], bytes: 0 })
-
-/** Metrics: waiting changes now; in total: transactions, their changes, and the milliseconds that changes waited. */
-export interface QueueFigures { waiting: number, transactions: number, entries: number, waited: number }
 
 /**
  * Queues the changes of this process, and runs them in transactions. An organization has one transaction at a time.
