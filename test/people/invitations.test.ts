@@ -4,8 +4,10 @@ import t from 'tap'
 import { MAX_OPEN_INVITATIONS } from '../../schemas/invitations.ts'
 import { MAX_OWNED } from '../../schemas/organizations.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
+import { verifyDatabase } from '../../src/commands/audit/audit.ts'
 import { addUser } from '../../src/commands/people/users.ts'
 import { createRemovalWorker } from '../../src/jobs/cleanup.ts'
+import { Anchors } from '../../src/vault/audit/verification.ts'
 import { startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { authorize, crowd, issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
@@ -224,9 +226,9 @@ t.test('with an account, the link leads to the account page: it signs no person 
 })
 
 t.test('an account that the operator made gets its first password by the link of an invitation', async (t) => {
-  const { o, invite } = await nimbus()
+  const [{ o, invite }, { o: beside }] = [await nimbus(), await nimbus()]
   const { user: { id, email }, link: operators } = await addUser(
-    service.database, address, { email: newcomer(), name: 'rosa' }
+    service.database, address, { email: newcomer(), name: 'rosa', membership: { organization: beside, role: 'auditor' } }
   )
   await invite(email)
   t.equal((await visitor(address).open(operators)).status, 200, 'the link of the operator is valid as before')
@@ -235,6 +237,12 @@ t.test('an account that the operator made gets its first password by the link of
   t.equal((await browser.send(formIn(page), { name: 'Rosa Quill', password: 'correct horse battery' })).status, 303)
   t.ok(await isMember(o, { id }))
   t.equal((await visitor(address).open(operators)).status, 404, 'a new password ends every link of the account')
+  const events = [{ action: 'user.password', ip: null }, { action: 'session.create', ip: null }]
+  t.match((await eventsOf(o)).slice(-3), [{ action: 'member.join', ip: '127.0.0.1' }, ...events])
+  t.match((await eventsOf(beside)).slice(-3), [{ action: 'user.create' }, ...events])
+  for (const organization of [o, beside]) {
+    for await (const { broken } of verifyDatabase(service, { organization }, new Anchors())) t.equal(broken, null)
+  }
 })
 
 t.test('a person accepts, declines and leaves on /account', async (t) => {
