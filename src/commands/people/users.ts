@@ -264,8 +264,8 @@ const userOf = async (db: Db, email: string): Promise<User> =>
 
 type OperatorAction = 'user.create' | 'user.password' | 'user.disable' | 'user.enable' | 'second-factor.disable'
 
-const createEventForOperator = (db: Db, userId: number, action: OperatorAction) =>
-  createPersonalEvent(db, { user_id: userId, action, actor_type: 'operator', ip: null, user_agent: null, details: null })
+const createEventForOperator = (db: Db, user_id: number, action: OperatorAction) =>
+  createPersonalEvent(db, { user_id, action, actor_type: 'operator', ip: null, user_agent: null, details: null })
 
 async function recordForOperator (
   db: Db, userId: number, action: Exclude<OperatorAction, 'user.create'>, ended: readonly EndedTokens[] = []
