@@ -70,7 +70,7 @@ export async function replaceDocuments (
 /** The first version id that an operation has reserved, and the time of its versions (`Counter.at`). */
 export interface VersionIds { first_version: number, taken_at: Date }
 
-/** Reserves version ids in the locked counter row. `recordEvent` stores the changed row. */
+/** Reserves version ids in the locked counter row. The road of changes stores the changed row. */
 export function takeVersionIds (counter: Counter, versions: number): VersionIds {
   const first_version = counter.next_version
   counter.next_version += versions
