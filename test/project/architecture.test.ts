@@ -83,7 +83,15 @@ interface Import { from: string, typeOnly: boolean }
 
 const floorOf = (path: string) => Object.keys(FLOORS).find((floor) => path === floor || path.startsWith(`${floor}/`))
 const lies = (path: string, place: string) => path === place || path.startsWith(`${place}/`)
-const parse = (path: string, source: string) => ts.createSourceFile(path, source, ts.ScriptTarget.ES2023, true)
+
+const parsed = new Map<string, ts.SourceFile>()
+function parse (path: string, source: string): ts.SourceFile {
+  const known = parsed.get(path)
+  if (known?.text === source) return known
+  const file = ts.createSourceFile(path, source, ts.ScriptTarget.ES2023, true)
+  parsed.set(path, file)
+  return file
+}
 
 function walk (node: ts.Node, visit: (node: ts.Node) => void): void {
   visit(node)
