@@ -109,7 +109,7 @@ const PERSONS = {
  * and grant until the commit. So a revocation commits before the validation or after the change. A null caller
  * (operator or service) is always live.
  */
-export async function validateCallers (db: Db, callers: readonly (CallerIn | null)[]): Promise<Verdict[]> {
+export async function lockCallers (db: Db, callers: readonly (CallerIn | null)[]): Promise<Verdict[]> {
   const keys = callers.map((caller) => JSON.stringify(caller))
   const distinct = [...new Map(callers.map((caller, i) => [keys[i]!, caller]))]
   const numbered = distinct.flatMap(([, caller], n) => caller === null ? [] : [{ n, ...caller }])

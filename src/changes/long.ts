@@ -6,7 +6,7 @@ import type { Counter } from '../db/rows/counter.ts'
 import type { Actor } from '../repositories/audit/audit.ts'
 import { lockLongOperations } from '../repositories/operations/long-operations.ts'
 import { fail } from '../rules/errors.ts'
-import { RowLocked, validateCallers } from './callers.ts'
+import { RowLocked, lockCallers } from './callers.ts'
 import { change } from './change.ts'
 import { lockCounters, requireOpen } from './counter.ts'
 import { appendEvents } from './events.ts'
@@ -55,12 +55,12 @@ export async function changeLong<Loaded, Written, Body extends object | null> (
   const { projectId, inUse = 'rotation_in_progress', prepare } = asked
   // All other requests would wait for the only connection. There is a single process then, in which a repeat is refused
   // (`oncePerProject`) until the response is stored.
-  const isFirst = isOnlyConnection(longTransactions)
+  const preparesFirst = isOnlyConnection(longTransactions)
   const inTransaction = () => transaction(longTransactions, async (db) =>
-    takeLongSteps(db, actor, isFirst ? { ...asked, prepare: undefined } : asked))
+    takeLongSteps(db, actor, preparesFirst ? { ...asked, prepare: undefined } : asked))
   return oncePerProject(projectId, actor, inUse, () =>
     gateOf(actor.organization_id)(async () => {
-      if (isFirst) await prepare?.()
+      if (preparesFirst) await prepare?.()
       return conflictOnLockTimeout(inTransaction, actor.answering == null ? inUse : 'conflict')
     }))
 }
@@ -76,9 +76,9 @@ async function takeLongSteps<Loaded, Written, Body extends object | null> (
   db: Db, actor: Actor, { count, prepare, load, decide }: LongChange<Loaded, Written, Body>
 ): Promise<Made<Body> & { written: Written }> {
   const responses = createStoredResponses(db, [actor])
-  const requireFirst = async () => {
+  const refuseRepeat = async () => {
     await responses.load()
-    responses.requireFirst(actor)
+    responses.refuseRepeat(actor)
   }
   let counter: Counter | undefined
   // Other writes of the organization wait from here until the commit.
@@ -86,11 +86,11 @@ async function takeLongSteps<Loaded, Written, Body extends object | null> (
     if (counter !== undefined) return counter
     counter = await lockCounterLast(db, actor)
     // Another request with this key may have committed since the first look.
-    await requireFirst()
+    await refuseRepeat()
     return counter
   }
   await lockLongOperations(db, actor.organization_id)
-  await requireFirst()
+  await refuseRepeat()
   await count?.()
   await prepare?.()
   const decision = decide(await load(db))
@@ -116,7 +116,7 @@ export async function lockCounterLast (db: Db, { organization_id, caller }: Acto
   requireOpen(counter)
   if (caller === null) return counter
   for (const late = waitNow() + CALLER_LOCK.timeout; ;) {
-    const [verdict] = await validateCallers(db, [{ ...caller, organization_id }])
+    const [verdict] = await lockCallers(db, [{ ...caller, organization_id }])
     if (verdict === 'live') return counter
     if (verdict === 'ended') throw new CallerEnded()
     if (waitNow() >= late) throw new RowLocked()

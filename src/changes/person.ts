@@ -25,7 +25,7 @@ export async function changeThatCreates<Loaded, Written, Body extends object | n
   return transaction(db, async (db) => {
     if (answering != null) {
       await lockUser(db, actor.id!)
-      await answering.requireFirst(db)
+      await answering.refuseRepeat(db)
     }
     let locked: Counter | undefined
     const lockCounter = async () => (locked ??= await lockCounterLast(db, actor))

@@ -14,7 +14,7 @@ export interface StoredResponses {
    * Throws an error that sends the stored response again; `idempotency_key_reused`; `limit_reached`; RowLocked if an
    * earlier request of the transaction has the same key.
    */
-  requireFirst (actor: Actor): void
+  refuseRepeat (actor: Actor): void
   /** Stores the response with `write`. */
   keep (actor: Actor, answer: Answer): void
   write (): Promise<unknown>
@@ -42,9 +42,9 @@ export function createStoredResponses (db: Db, actors: readonly Actor[]): Stored
       for (const [i, answer] of stored.entries()) if (answer !== undefined) answers.set(keyOf(owners[i]!), answer)
       for (const { stored, ...principal } of counted) counts.set(principalOf(principal), stored)
     },
-    requireFirst ({ answering, organization_id }) {
+    refuseRepeat ({ answering, organization_id }) {
       if (answering == null) return
-      answering.isFirst = true
+      answering.isKeyChecked = true
       const owner = answering.ownerIn(organization_id)
       const stored = answers.get(keyOf(owner))
       if (stored !== undefined) throw answering.repeated(stored)

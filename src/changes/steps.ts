@@ -4,13 +4,13 @@ import { eventRow, type EventRow } from '../db/events.ts'
 import { CallerEnded } from '../db/rows/caller.ts'
 import type { Counter } from '../db/rows/counter.ts'
 import type { Actor, AuditEvent, RecordedEvent } from '../repositories/audit/audit.ts'
-import { findLevelsToWrite, type LevelState, type Target } from '../repositories/levels/levels.ts'
+import { lockLevelsToWrite, type LevelState, type Target } from '../repositories/levels/levels.ts'
 import type { Answer } from '../repositories/operations/idempotency.ts'
 import { writeSecrets } from '../repositories/secrets/secrets.ts'
 import { findVersionsTogether, type FullVersion } from '../repositories/secrets/versions.ts'
 import type { ApiError } from '../rules/errors.ts'
 import { planOf, withDocument, type Change, type Planned, type Written } from '../vault/documents/plan-write.ts'
-import { RowLocked, validateCallers, type Verdict } from './callers.ts'
+import { RowLocked, lockCallers, type Verdict } from './callers.ts'
 import { lockCounters, requireOpen, type SynchronousCommit } from './counter.ts'
 import { appendEvents } from './events.ts'
 import { createStoredResponses, type StoredResponses } from './repeats.ts'
@@ -119,7 +119,7 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
   // The statements are pipelined and run in this order, so all but the first see the state under the lock.
   const [counters, verdicts, loaded] = await Promise.all([
     lockCounters(db, requests.map(({ organizationId }) => organizationId), isApart ? 'all' : 'free', commit),
-    validateCallers(db, changes.map(({ organizationId, actor }) =>
+    lockCallers(db, changes.map(({ organizationId, actor }) =>
       actor.caller && { ...actor.caller, organization_id: organizationId })),
     load(db, changes.flatMap((change) => isOfRows(change) ? [] : [change])),
     responses.load()
@@ -141,7 +141,7 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
     if (actor.caller != null) requireOpen(counter)
     // Only a document is decided although the caller's rows are locked, so that a refusal does not depend on locks.
     if (verdict === 'locked' && (isOfRows(request) || actor.answering != null)) throw new RowLocked()
-    responses.requireFirst(actor)
+    responses.refuseRepeat(actor)
     return verdict
   }
 
@@ -182,7 +182,7 @@ const isOfRows = (request: Request): request is RowRequest => 'decide' in reques
 async function load (db: Db, changes: readonly DocumentRequest[]): Promise<Map<DocumentRequest, Loaded>> {
   const restores = changes.flatMap((change) => 'version' in change.load ? [{ change, id: change.load.version }] : [])
   const [levels, versions] = await Promise.all([
-    findLevelsToWrite(db, changes.map(({ organizationId, load }) => ({ organizationId, target: load }))),
+    lockLevelsToWrite(db, changes.map(({ organizationId, load }) => ({ organizationId, target: load }))),
     restores.length === 0
       ? []
       : findVersionsTogether(db, restores.map(({ change, id }) => ({ organization_id: change.organizationId, id })))

@@ -45,7 +45,7 @@ export async function transactionOnce<T> (db: Db, fn: (db: Db) => Promise<T>, sp
       throw counters.length > 0 && isLockTimeout(error) ? new RowLocked() : error
     }
   }))
-  rememberEnds(db, counters)
+  if (counters.length > 0) rememberEnds(db, counters)
   return result
 }
 

@@ -1,6 +1,7 @@
 // runs: both databases
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
+import { ulid } from 'ulidx'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { makeProof } from '../../src/crypto/key-proof.ts'
 import type { Slice } from '../../src/rules/slices.ts'
@@ -265,6 +266,10 @@ t.test('a repeat waits once for a level in a path, twice in a body, +1 for a lis
     const again = await costOf(() => caller.call(method, at, body))
     t.match({ statements: again.sent.length, waits: again.waits }, { statements, waits }, name)
   }
+  // With a key, the level and the stored response are looked up before the handler.
+  const [method, at, body] = store
+  const keyed = await costOf(() => caller.call(method, at, body, { 'idempotency-key': ulid() }))
+  t.match({ statements: keyed.sent.length, waits: keyed.waits }, { statements: 12, waits: 7 }, 'a store with a key')
 })
 
 t.test('with access by a team, a level in a path takes two statements, and one in a body no more waits', { skip }, async (t) => {

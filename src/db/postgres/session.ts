@@ -37,8 +37,8 @@ const FIXED = [...Object.keys(MEANING), 'client_encoding'].filter((name) => !CHO
 export const isFixed = (parameter: string): boolean => FIXED.includes(parameter.toLowerCase())
 
 /**
- * The embedded database also sets this: 0 turns off the timeout of idle transactions (changes/chain.ts). There is only
- * one session, so no other session waits for the locks of an idle transaction. The timeout would end this session.
+ * The embedded database also sets this: 0 turns off the timeout of idle transactions (changes/counter.ts). There is
+ * only one session, so no other session waits for the locks of an idle transaction. The timeout would end this session.
  */
 export const ONLY_SESSION = { 'strongroom.idle_timeout': '0' }
 

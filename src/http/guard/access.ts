@@ -64,7 +64,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     const { limitOfDryRun, audit, ...config } = request.routeOptions.config
     const limitOfEffect = (isDryRun(request) ? limitOfDryRun : undefined) ?? config.limitOfEffect
     if (limitOfEffect === undefined) throw new Error('the route does not declare the limit of its effect')
-    if (request.answering?.isFirst === false) throw new Error('the effect is counted before its key is checked')
+    if (request.answering?.isKeyChecked === false) throw new Error('the effect is counted before its key is checked')
     // A retried transaction counts only once.
     if (request.isEffectCounted) return
     request.isEffectCounted = true

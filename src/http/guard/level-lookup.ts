@@ -37,7 +37,8 @@ declare module 'fastify' {
     filtersLevels?: true
     /**
      * The handler calls `changeDocument`, which looks up the level under the lock of the organization. The level is
-     * looked up before the handler only for requests that need team roles or have an `Idempotency-Key`.
+     * looked up before the handler, too, for requests that need team roles or have an `Idempotency-Key`: a repeated
+     * request skips the handler.
      */
     isFoundByWrite?: true
     /** What to load with the level: documents, their content, the active key. Default: `place`, the level alone. */

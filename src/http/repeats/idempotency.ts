@@ -61,7 +61,8 @@ const headersOf = (reply: FastifyReply): Record<string, string> => Object.fromEn
 
 /**
  * Implements and documents `Idempotency-Key` on every `repeatable` route: a repeated request gets the first response
- * again; 422 for the same key with another request, 409 for a repeat while the first request is running.
+ * again; 422 for the same key with another request. A repeat while the first request is running waits for its response;
+ * 409 if the first request is a long operation or creates a project.
  */
 export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
   app.decorateRequest('answering', null)
@@ -114,7 +115,7 @@ interface Asked { owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn
 
 /** A request with an `Idempotency-Key`, whose response is stored in the transaction of the change. */
 export class StoredOnce implements Repeatable {
-  isFirst = false
+  isKeyChecked = false
   readonly #seal: AnswerSeal
   readonly #request: FastifyRequest
   readonly #reply: FastifyReply
@@ -139,11 +140,11 @@ export class StoredOnce implements Repeatable {
     return stored && this.#open(organization, stored)
   }
 
-  async requireFirst (db: Db) {
+  async refuseRepeat (db: Db) {
     // Another request with this key may have committed since `findOrBegin`.
     const known = await this.find(db)
     if (known !== undefined) throw new Repeated(known)
-    this.isFirst = true
+    this.isKeyChecked = true
   }
 
   ownerIn (organization_id: string): KeyOwner {

@@ -9,7 +9,7 @@ export function principalOf (request: FastifyRequest): Principal {
   return request.principal
 }
 
-/** The actor that audit events and versions record, with the caller whose rows a change locks until the commit. */
+/** The actor that audit events and versions record, with the caller whose rows a change checks before the commit. */
 export function actorOf (request: FastifyRequest): Actor {
   return {
     ...witnessOf(request),

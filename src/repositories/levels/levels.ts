@@ -269,7 +269,7 @@ export type Target = ({ names: LevelNames } | { secret_id: string, version: numb
  * of its ancestors. `isFree` is false if a long operation has locked the project. Each result is a function that throws
  * TamperedRow, so that a manipulated level fails only its own write.
  */
-export async function findLevelsToWrite (
+export async function lockLevelsToWrite (
   db: Db, writes: readonly { organizationId: string, target: Target }[]
 ): Promise<(() => { state: LevelState, isFree: boolean } | undefined)[]> {
   const named: (OfOrganization & Record<string, unknown>)[] = []

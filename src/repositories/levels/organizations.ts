@@ -166,16 +166,15 @@ export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id:
 }
 
 /**
- * Locks an organization and its memberships until the end of the transaction. Waits for open changes by members, which
- * lock the same rows in the same order. Open changes by API tokens lock the counter row, so the caller waits for them
- * later: when it records the event, or in `deleteOrganization`. Returns the numbers of members and tokens.
+ * Locks an organization and its memberships until the end of the transaction. The caller has locked the counter row.
+ * Returns the numbers of members and tokens.
  */
 export async function lockEverybody (db: Db, id: string): Promise<{ members: number, tokens: number }> {
   await db.select({ id: organizations.id }).from(organizations)
     .where(sql`${eq(organizations.id, id)}${andRowsAlone}`).for('update')
-  const held = await db.select({ id: members.user_id }).from(members).where(eq(members.organization_id, id))
+  const locked = await db.select({ id: members.user_id }).from(members).where(eq(members.organization_id, id))
     .orderBy(asc(members.user_id)).for('update')
-  return { members: held.length, tokens: await db.$count(api_tokens, eq(api_tokens.organization_id, id)) }
+  return { members: locked.length, tokens: await db.$count(api_tokens, eq(api_tokens.organization_id, id)) }
 }
 
 /**

@@ -12,10 +12,10 @@ export interface Answer<Body = object | null> { status?: number, headers?: Recor
 
 /** A request with an `Idempotency-Key`. */
 export interface Repeatable {
-  /** Whether a transaction has found no stored response. */
-  isFirst: boolean
-  /** Throws the error that sends the stored response, which a person got in any organization. Sets `isFirst`. */
-  requireFirst (db: Db): Promise<void>
+  /** Whether a transaction has looked for a stored response. */
+  isKeyChecked: boolean
+  /** Throws the error that sends the stored response, which a person got in any organization. Sets `isKeyChecked`. */
+  refuseRepeat (db: Db): Promise<void>
   ownerIn (organizationId: string): KeyOwner
   /** Loads the key of the organization. Call this before `repeated` and `seal`. */
   prepare (db: Db, organizationId: string): Promise<void>

@@ -41,7 +41,7 @@ export interface Principal extends Powers {
   /** Restrictions of the token; empty if the token is for the whole organization. */
   slices: readonly Slice[]
   expires_at: Date | null
-  /** Names the rows of the caller that every change locks until the commit. */
+  /** Names the rows of the caller that every change checks under the lock of the organization. */
   caller: Caller
   /** The person for whom an application acts, or who owns the token; null for a token without an owner. */
   person: Person | null
