@@ -38,6 +38,22 @@ const check = (t: Test, format: NamedFormat, cases: Case[]) => {
   }
 }
 
+t.test('a byte order mark below the first line is not part of a name where dotenv and YAML skip it', async (t) => {
+  const joined = 'A=1\n\uFEFFB=2\r\n\uFEFF# c\nC=3\n'
+  t.same(readDocument('env', joined), { A: '1', B: '2', C: '3' })
+  check(t, 'env', [
+    [joined, { B: '4', C: '5' }, [], 'A=1\n\uFEFFB=4\r\n\uFEFF# c\nC=5\n'],
+    [joined, {}, ['B'], 'A=1\n\uFEFF# c\nC=3\n', 'a removed line is removed with its mark']
+  ])
+  const below = '# c\n\n\uFEFFA: 1\nB: 2\n'
+  t.same(readDocument('yaml', below), { A: '1', B: '2' })
+  t.same(readDocument('yaml', 'A: 1\n\uFEFFB: 2\n'), { A: '1', '\uFEFFB': '2' }, 'in the content it is part of the name')
+  check(t, 'yaml', [
+    [below, { A: 'x' }, [], '# c\n\n\uFEFFA: x\nB: 2\n'],
+    [below, { C: 'x' }, ['A'], '# c\n\n\uFEFFB: 2\nC: x\n', 'the mark stays in front of the content']
+  ])
+})
+
 t.test('env: a changed value is replaced in its quotes, and every other byte stays', async (t) => {
   check(t, 'env', [
     ['# c\n\nA=1\n B = two # c\nexport C="x" # d\n', { A: '2', B: 'x', C: 'y' }, [], '# c\n\nA=2\n B = x # c\nexport C="y" # d\n'],
