@@ -153,6 +153,21 @@ t.test('yaml: a quote that is not closed is refused at its place, also with an e
   t.same(documentError('yaml', '--- |\n"x\n'), { line: 1, column: 1, reason: 'not_a_mapping' }, 'a text of lines is not in quotes')
 })
 
+t.test('yaml: blank lines below an escaped line end in double quotes are line feeds, as YAML 1.2 says', async (t) => {
+  for (const [text, value] of [
+    ['a\\\n\n  b', 'a\nb'], ['a\\\n\n\n  b', 'a\n\nb'], ['a\\\r\n\r\n  b', 'a\nb'], ['a \\\n \t\n  \\ b', 'a \n b'],
+    ['\\\n\n  b', '\nb'], ['a\\\n\n  \\\n\n  b', 'a\n\nb'], ['a\n  \\\n\n  b', 'a \nb'], ['a\\\\\\\n\n  b\\"', 'a\\\nb"'],
+    // As before.
+    ['a\\\n  b', 'ab'], ['a\n\n  b', 'a\nb'], ['a\\\\\n\n  b', 'a\\\nb'], ['a\n\n  \\\n  b', 'a\nb'], ['a\\ \n\n  b', 'a \nb']
+  ] as const) {
+    const document = `A: 1\nB: "${text}"\nC: ["${text}"]\n? "${text}"\n: 2\n`
+    t.same(entries('yaml', document), [['A', '1'], ['B', value], ['C', JSON.stringify([value])], [value, '2']], JSON.stringify(text))
+  }
+  t.same(entries('yaml', 'A: a\\\n\n  b\nB: |\n  a\\\n\n  b\nC: \'a\\\n\n  b\'\nD: !!int "1\\\n  2"\n'), [
+    ['A', 'a\\\nb'], ['B', 'a\\\n\nb\n'], ['C', 'a\\\nb'], ['D', '12']
+  ], 'only in double quotes')
+})
+
 t.test('yaml: what is no plain mapping is unreadable', async (t) => {
   for (const text of [
     '- a', 'text', '~', '1', 'a: 1\na: 2', 'x: {a: 1, a: 2}', 'a: 1\n"a": 2', 'a: !custom 1', 'a: !!binary aGk=', 'a: !!js/function "x"',

@@ -155,7 +155,27 @@ function parseYaml (text: string, work: Work, found?: YamlSource): Document.Pars
   if (document === undefined || second !== undefined || document.errors.length > 0 || document.warnings.length > 0) {
     throw new UnreadableDocument(second?.range[0] ?? 0, second === undefined ? 'syntax' : 'several_documents')
   }
+  if (BLANK_LINE_BELOW_ESCAPE.test(text)) correctBlankLines(document, text)
   return document
+}
+
+const BLANK_LINE_BELOW_ESCAPE = /\\\r?\n[ \t]*\r?\n/
+const ESCAPE = /\\(?:(\r?\n)((?:[ \t]*\r?\n)+)|[^])/g
+
+/**
+ * Gives texts in double quotes a line feed for each blank line below a line that ends with a backslash, as YAML 1.2
+ * says. The package gives one less, or a blank. So the texts are read again with these line feeds as escapes.
+ */
+function correctBlankLines (document: Document.Parsed, text: string): void {
+  visit(document, {
+    Scalar: (_, scalar) => {
+      const source = scalar.type === 'QUOTE_DOUBLE' ? text.slice(scalar.range![0], scalar.range![1]) : ''
+      if (typeof scalar.value !== 'string' || !BLANK_LINE_BELOW_ESCAPE.test(source)) return
+      const escaped = source.replace(ESCAPE, (escape, lineEnd?: string, blankLines = '') =>
+        lineEnd === undefined ? escape : `${'\\n'.repeat(blankLines.split('\n').length - 1)}\\${lineEnd}`)
+      scalar.value = CST.resolveAsScalar({ type: 'double-quoted-scalar', offset: 0, indent: 0, source: escaped })!.value
+    }
+  })
 }
 
 const ESCAPED_AT_END = /(?:\\"|'')[ \t\r]*$/m
