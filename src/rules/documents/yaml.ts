@@ -104,7 +104,7 @@ const SCHEMA = new Schema({ schema: 'core', resolveKnownTags: false, merge: fals
  */
 function parseYaml (text: string, work: Work, found?: YamlSource): Document.Parsed {
   const parser = new Parser()
-  const misread = BLANK_LINE_BELOW_ESCAPE.test(text) || INDENTED_BLOCK.test(text)
+  const misread = BLANK_LINE_BELOW_ESCAPE.test(text) || INDENTED_HEADER.test(text)
   const composer = new Composer({
     schema: SCHEMA,
     // `pairs` finds duplicate keys in linear time; the parser compares each key with all others.
@@ -162,7 +162,8 @@ function parseYaml (text: string, work: Work, found?: YamlSource): Document.Pars
 
 const BLANK_LINE_BELOW_ESCAPE = /\\\r?\n[ \t]*\r?\n/
 const ESCAPE = /\\(?:(\r?\n)((?:[ \t]*\r?\n)+)|[^])/g
-const INDENTED_BLOCK = /[|>][-+]?([1-9])/
+// The header of a block scalar with an indentation indicator.
+const INDENTED_HEADER = /[|>](?:[-+]?[1-9]|[1-9][-+])[ \t]*(?:#.*)?$/m
 const BLANK_LINES = /(?: *\r?\n)*(?: +$)?/y
 
 /** Reads again the texts in whose blank lines the package loses characters. The document must have source tokens. */
@@ -188,7 +189,7 @@ function quotedText (source: string): string | undefined {
 // The package takes blank lines at the end that are indented no more than the first line as no part of the text, also
 // with an indicator of less indentation, and a text of blanks as an empty one.
 function blockText (token: CST.BlockScalar, text: string, from: number, to: number): string | undefined {
-  const digit = INDENTED_BLOCK.exec(text.slice(from, from + '|-1'.length))?.[1]
+  const digit = /^[|>][-+]?([1-9])/.exec(text.slice(from, from + '|-1'.length))?.[1]
   if (digit === undefined) return undefined
   BLANK_LINES.lastIndex = to
   const source = token.source + BLANK_LINES.exec(text)![0]
