@@ -378,6 +378,16 @@ t.test('yaml: a blank stands before a comma after a colon without a value, for r
   ])
 })
 
+t.test('yaml: a value directly after the colon is replaced by any value', async (t) => {
+  check(t, 'yaml', [
+    ['{a:[x], b:{c: 1}}\n', { a: 'new' }, [], '{a: new, b:{c: 1}}\n'],
+    ['{a:[x], b:{c: 1}}\n', { a: '1', b: "it's\n" }, [], '{a: \'1\', b: "it\'s\\n"}\n'],
+    ['{"a":[x], \'b\':{c: 1}}\n', { a: 'new', b: 'x' }, [], '{"a":"new", \'b\': x}\n'],
+    ['{"a":"x","b":[1]}\n', { a: 'y', b: 'z' }, [], '{"a":"y","b":"z"}\n'],
+    ['{a: {b:[1]}}\n', { a: 'new' }, [], '{a: new}\n']
+  ])
+})
+
 t.test('yaml: a block scalar with an indentation indicator is changed with the blanks in its last lines', async (t) => {
   check(t, 'yaml', [
     ['A: |2\n    a\n   \nB: 1\n', { B: '2' }, [], "A: |2\n    a\n   \nB: '2'\n"],
