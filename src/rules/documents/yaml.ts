@@ -173,7 +173,8 @@ function correctTexts (document: Document.Parsed, text: string): void {
       if (typeof scalar.value !== 'string') return
       const [from, to] = scalar.range!
       if (scalar.type === 'QUOTE_DOUBLE') scalar.value = quotedText(text.slice(from, to)) ?? scalar.value
-      if (scalar.srcToken?.type === 'block-scalar') scalar.value = blockText(scalar.srcToken, text, from, to) ?? scalar.value
+      const { srcToken: token } = scalar
+      if (token?.type === 'block-scalar') scalar.value = blockText(token, text, from, to) ?? scalar.value
     }
   })
 }
