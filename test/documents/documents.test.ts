@@ -153,6 +153,38 @@ t.test('yaml: a quote that is not closed is refused at its place, also with an e
   t.same(documentError('yaml', '--- |\n"x\n'), { line: 1, column: 1, reason: 'not_a_mapping' }, 'a text of lines is not in quotes')
 })
 
+t.test('yaml: blank lines below an escaped line end in double quotes are line feeds, as YAML 1.2 says', async (t) => {
+  for (const [text, value] of [
+    ['a\\\n\n  b', 'a\nb'], ['a\\\n\n\n  b', 'a\n\nb'], ['a\\\r\n\r\n  b', 'a\nb'], ['a \\\n \t\n  \\ b', 'a \n b'],
+    ['\\\n\n  b', '\nb'], ['a\\\n\n  \\\n\n  b', 'a\n\nb'], ['a\n  \\\n\n  b', 'a \nb'], ['a\\\\\\\n\n  b\\"', 'a\\\nb"'],
+    // As before.
+    ['a\\\n  b', 'ab'], ['a\n\n  b', 'a\nb'], ['a\\\\\n\n  b', 'a\\\nb'], ['a\n\n  \\\n  b', 'a\nb'], ['a\\ \n\n  b', 'a \nb']
+  ] as const) {
+    const document = `A: 1\nB: "${text}"\nC: ["${text}"]\n? "${text}"\n: 2\n`
+    t.same(entries('yaml', document), [['A', '1'], ['B', value], ['C', JSON.stringify([value])], [value, '2']], JSON.stringify(text))
+  }
+  t.same(entries('yaml', 'A: a\\\n\n  b\nB: |\n  a\\\n\n  b\nC: \'a\\\n\n  b\'\nD: !!int "1\\\n  2"\n'), [
+    ['A', 'a\\\nb'], ['B', 'a\\\n\nb\n'], ['C', 'a\\\nb'], ['D', '12']
+  ], 'only in double quotes')
+})
+
+t.test('yaml: blank lines of a block scalar with an indentation indicator keep their blanks', async (t) => {
+  for (const [block, value] of [
+    ['|2\n    a\n   \n', '  a\n \n'], ['|2-\n    a\n\n   \n', '  a\n\n '], ['>1\n  a\n  \n\n', ' a\n \n'], ['|2 # c\n    a\n   \n  \n', '  a\n \n'],
+    ['|2\n   \n', ' \n'], ['>-2\n    \n', '  '], ['|1\n\n  \n\n', '\n \n'], ['|2+\n   \n\n', ' \n\n'], ['|2-\n   \n \n', ' '],
+    // As before.
+    ['|\n  a\n    \n', 'a\n  \n'], ['|2\n    a\n  \n', '  a\n'], ['|2+\n    a\n   \n\n', '  a\n \n\n'], ['|2\n    a\n   \n  b\n', '  a\n \nb\n'],
+    ['|2\n\n', ''], ['|2+\n\n', '\n'], ['|2-\n', ''], ['>2\n    a\n    b\n', '  a\n  b\n'], ['>2\n  a\n  b\n', 'a b\n'], ['|\n    \n', '']
+  ] as const) {
+    for (const text of [block, block.replaceAll('\n', '\r\n')]) {
+      t.same(entries('yaml', `A: ${text}B: 1\r\n`), [['A', value], ['B', '1']], JSON.stringify(text))
+      t.same(entries('yaml', `A: 1\r\nB: ${text}`), [['A', '1'], ['B', value]], JSON.stringify(text))
+      t.same(entries('yaml', `B:\r\n  C: ${text.replaceAll(/\n(?=.*[^])/g, '\n  ')}D: 1\r\n`), [['B', JSON.stringify({ C: value })], ['D', '1']])
+    }
+  }
+  t.same(entries('yaml', 'A: "|2"\nB: a |2\n\n# >1\n'), [['A', '|2'], ['B', 'a |2']])
+})
+
 t.test('yaml: what is no plain mapping is unreadable', async (t) => {
   for (const text of [
     '- a', 'text', '~', '1', 'a: 1\na: 2', 'x: {a: 1, a: 2}', 'a: 1\n"a": 2', 'a: !custom 1', 'a: !!binary aGk=', 'a: !!js/function "x"',

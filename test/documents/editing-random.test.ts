@@ -267,9 +267,11 @@ function patternOf (
   if (comma !== '') {
     // The line ending before a removed name can stay, because it ends a comment.
     const follows = (index: number) => document.format === 'yaml' && index > 0 && !isKept(pieces[index - 1]!)
+    // After a colon without a value, a blank stands before the comma.
+    const blank = document.format === 'yaml' ? ' ?' : ''
     const all = pieces.map((piece, index) => literally(piece.above ?? '') + (isKept(piece)
       ? (follows(index) ? own(piece).replace(/^\s*/, '\\s*') : own(piece)) +
-        (isLastKept(index) ? news.map((one) => `,\\s*${one}`).join('') : ',')
+        (isLastKept(index) ? news.map((one, i) => `${i === 0 ? blank : ''},\\s*${one}`).join('') : ',')
       : ''))
     // Names that replace all others go below the comments above the first one. A comment after a value needs a comma.
     const first = pieces.some(isKept) ? '' : `\\s*${news.join(',\\s*')}${pieces.length === 0 ? ',?' : ''}\\s*`

@@ -382,6 +382,41 @@ t.test('yaml: comments and blanks in a mapping in braces stay when its only name
   ])
 })
 
+t.test('yaml: a blank stands before a comma after a colon without a value, for readers in Go', async (t) => {
+  check(t, 'yaml', [
+    ['{A: }\n', { B: 'x' }, [], '{A: , B: x }\n'],
+    ['{A:}\n', { B: 'x' }, [], '{A: , B: x}\n'],
+    ['{a: 1, A: , C: 2}\n', { B: 'x' }, ['C'], '{a: 1, A: , B: x }\n'],
+    ['{\n  A:\n}\n', { B: 'x' }, [], '{\n  A: ,\n  B: x\n}\n'],
+    ['{\n  A: # c\n}\n', { B: 'x' }, [], '{\n  A: , # c\n  B: x\n}\n'],
+    ['{A: 1}\n', { B: 'x' }, [], '{A: 1, B: x}\n'],
+    ['{A}\n', { B: 'x' }, [], '{A, B: x}\n']
+  ])
+})
+
+t.test('yaml: a value directly after the colon is replaced by any value', async (t) => {
+  check(t, 'yaml', [
+    ['{a:[x], b:{c: 1}}\n', { a: 'new' }, [], '{a: new, b:{c: 1}}\n'],
+    ['{a:[x], b:{c: 1}}\n', { a: '1', b: "it's\n" }, [], '{a: \'1\', b: "it\'s\\n"}\n'],
+    ['{"a":[x], \'b\':{c: 1}}\n', { a: 'new', b: 'x' }, [], '{"a":"new", \'b\': x}\n'],
+    ['{"a":"x","b":[1]}\n', { a: 'y', b: 'z' }, [], '{"a":"y","b":"z"}\n'],
+    ['{a: {b:[1]}}\n', { a: 'new' }, [], '{a: new}\n']
+  ])
+})
+
+t.test('yaml: a block scalar with an indentation indicator is changed with the blanks in its last lines', async (t) => {
+  check(t, 'yaml', [
+    ['A: |2\n    a\n   \nB: 1\n', { B: '2' }, [], "A: |2\n    a\n   \nB: '2'\n"],
+    ['A: |2\n    a\n   \nB: 1\n', { A: '  a\n \n' }, [], 'A: |2\n    a\n   \nB: 1\n', 'the same value'],
+    ['A: |2\n    a\n   \n', { C: 'x' }, [], 'A: |2\n    a\n   \nC: x\n'],
+    ['A: |2\n    a\n   \nB: 1\n', { A: 'new' }, [], 'A: "new"\n   \nB: 1\n'],
+    ['A: |2\n    a\n   \nB: 1\n', { A: 'x\ny\n' }, [], 'A: "x\\ny\\n"\n   \nB: 1\n'],
+    ['A: |2\n    a\n   \nB: 1\n', {}, ['A'], '   \nB: 1\n'],
+    ['A: "a\\\n\n  b"\nB: 1\n', { B: '2' }, [], 'A: "a\\\n\n  b"\nB: \'2\'\n'],
+    ['A: "a\\\n\n  b"\nB: 1\n', { A: 'a b' }, [], 'A: "a b"\nB: 1\n']
+  ])
+})
+
 t.test('yaml: a new name goes to the end, into the mapping and before the end of the document', async (t) => {
   check(t, 'yaml', [
     ['', { a: 'x' }, [], 'a: x\n'],

@@ -104,13 +104,14 @@ const SCHEMA = new Schema({ schema: 'core', resolveKnownTags: false, merge: fals
  */
 function parseYaml (text: string, work: Work, found?: YamlSource): Document.Parsed {
   const parser = new Parser()
+  const misread = BLANK_LINE_BELOW_ESCAPE.test(text) || INDENTED_HEADER.test(text)
   const composer = new Composer({
     schema: SCHEMA,
     // `pairs` finds duplicate keys in linear time; the parser compares each key with all others.
     uniqueKeys: false,
     // Pretty errors quote the document, and its secrets could reach a log.
     prettyErrors: false,
-    keepSourceTokens: found !== undefined
+    keepSourceTokens: found !== undefined || misread
   })
   // Also throws on warnings: the package only warns of an unknown tag, and gives the value another type. The package
   // catches the error and calls `onError` again at each nesting level, so each call throws the first error again.
@@ -155,7 +156,46 @@ function parseYaml (text: string, work: Work, found?: YamlSource): Document.Pars
   if (document === undefined || second !== undefined || document.errors.length > 0 || document.warnings.length > 0) {
     throw new UnreadableDocument(second?.range[0] ?? 0, second === undefined ? 'syntax' : 'several_documents')
   }
+  if (misread) correctTexts(document, text)
   return document
+}
+
+const BLANK_LINE_BELOW_ESCAPE = /\\\r?\n[ \t]*\r?\n/
+const ESCAPE = /\\(?:(\r?\n)((?:[ \t]*\r?\n)+)|[^])/g
+// The header of a block scalar with an indentation indicator.
+const INDENTED_HEADER = /[|>](?:[-+]?[1-9]|[1-9][-+])[ \t]*(?:#.*)?$/m
+const BLANK_LINES = /(?: *\r?\n)*(?: +$)?/y
+
+/** Reads again the texts in whose blank lines the package loses characters. The document must have source tokens. */
+function correctTexts (document: Document.Parsed, text: string): void {
+  visit(document, {
+    Scalar: (_, scalar) => {
+      if (typeof scalar.value !== 'string') return
+      const [from, to] = scalar.range!
+      if (scalar.type === 'QUOTE_DOUBLE') scalar.value = quotedText(text.slice(from, to)) ?? scalar.value
+      const { srcToken: token } = scalar
+      if (token?.type === 'block-scalar') scalar.value = blockText(token, text, from, to) ?? scalar.value
+    }
+  })
+}
+
+// A blank line below a line that ends with a backslash is a line feed. The package gives one less, or a blank.
+function quotedText (source: string): string | undefined {
+  if (!BLANK_LINE_BELOW_ESCAPE.test(source)) return undefined
+  const escaped = source.replace(ESCAPE, (escape, lineEnd?: string, blankLines = '') =>
+    lineEnd === undefined ? escape : `${'\\n'.repeat(blankLines.split('\n').length - 1)}\\${lineEnd}`)
+  return CST.resolveAsScalar({ type: 'double-quoted-scalar', offset: 0, indent: 0, source: escaped })!.value
+}
+
+// The package takes blank lines at the end that are indented no more than the first line as no part of the text, also
+// with an indicator of less indentation, and a text of blanks as an empty one.
+function blockText (token: CST.BlockScalar, text: string, from: number, to: number): string | undefined {
+  const digit = /^[|>][-+]?([1-9])/.exec(text.slice(from, from + '|-1'.length))?.[1]
+  if (digit === undefined) return undefined
+  BLANK_LINES.lastIndex = to
+  const source = token.source + BLANK_LINES.exec(text)![0]
+  const firstLine = /[^ \r\n]/.test(source) ? '' : `${' '.repeat(token.indent + Number(digit))}x\n`
+  return CST.resolveAsScalar({ ...token, source: firstLine + source })!.value.slice(firstLine === '' ? 0 : 'x\n'.length)
 }
 
 const ESCAPED_AT_END = /(?:\\"|'')[ \t\r]*$/m

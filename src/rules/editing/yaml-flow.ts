@@ -53,15 +53,17 @@ export function changeFlow (
   const splices: Splice[] = []
   const [first] = pairs
   const isReplaced = added.length > 0 && kept === undefined
+  // After a pair without a value, readers in Go take a comma directly after the colon as a part of the name.
+  const newComma = kept !== undefined && text[kept.end - 1] === ':' ? ' ,' : ','
   if (isReplaced) {
     // The parser needs a comma between a value and a comment that is not indented.
     const comma = first === undefined && text.slice(open, token.end[0]!.offset).includes('#') ? ',' : trailingComma
     const at = first?.start ?? open
     splices.push({ from: at, to: at, text: members + comma })
   } else if (added.length > 0 && kept !== undefined && ownLine === undefined) {
-    splices.push({ from: kept.end, to: kept.end, text: `, ${members}` })
+    splices.push({ from: kept.end, to: kept.end, text: `${newComma} ${members}` })
   } else if (added.length > 0 && kept !== undefined) {
-    if (kept.comma === undefined) splices.push({ from: kept.end, to: kept.end, text: ',' })
+    if (kept.comma === undefined) splices.push({ from: kept.end, to: kept.end, text: newComma })
     const at = endWithComment(text, kept)
     splices.push({ from: at, to: at, text: ownLine + members + trailingComma })
   }

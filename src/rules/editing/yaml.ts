@@ -294,7 +294,9 @@ function replaceValue (source: Source, item: Item, json: string, quoted: boolean
     const from = newline.offset + newline.source.length
     return [...tags, insertion, withoutLines(text, from, restOfLine(text, tokenEnd(token)))]
   }
-  return [...tags, { from: token.offset, to: tokenEnd(token), text: written }]
+  // In braces, a list or a mapping may directly follow the colon, and other values only after a name in quotes.
+  const isAdjacent = text[token.offset - 1] === ':' && !(key?.type !== 'scalar' && /^["'[{]/.test(written))
+  return [...tags, { from: token.offset, to: tokenEnd(token), text: isAdjacent ? ` ${written}` : written }]
 }
 
 /** Removes lines. If the last removed line has no line ending, removes the line ending of the line before, too. */
