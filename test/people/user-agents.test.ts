@@ -30,9 +30,8 @@ const AGENTS: [browser: string | null, system: string | null, header: string][] 
 t.test('a User-Agent header gives the name of a known browser and system, and never a part of the header', async (t) => {
   for (const [browser, system, header] of AGENTS) t.strictSame(describeUserAgent(header), { browser, system }, header)
   t.strictSame(describeUserAgent(undefined), { browser: null, system: null })
-  const began = performance.now()
-  describeUserAgent(`Version/${'Version/a '.repeat(2_000_000)}`)
-  t.ok(performance.now() - began < 500, 'a long header is cut off')
+  const found = (length: number) => describeUserAgent(`${' '.repeat(length)}Firefox/128.0`).browser
+  t.strictSame([found(500), found(512)], ['Firefox', null], 'only the first 512 characters are searched')
 })
 
 t.test('a network is the /24 of an IPv4 address and the /48 of an IPv6 address', async (t) => {
