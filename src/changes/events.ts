@@ -5,7 +5,7 @@ import { andOwn, engineOf, perEngine, rowsIn } from '../db/postgres/engine.ts'
 import type { Db } from '../db/postgres/handle.ts'
 import { preparedSql } from '../db/postgres/prepared.ts'
 import { chainOf, macOf, tampered } from '../db/rows/authority.ts'
-import type { Counter } from '../db/rows/counter.ts'
+import { countersOf, type Counter } from '../db/rows/counter.ts'
 import { makeId } from '../db/rows/ids.ts'
 import { isKeyOf } from '../db/rows/lists.ts'
 
@@ -64,6 +64,11 @@ export async function appendEvents (
   db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[]
 ): Promise<void> {
   const { events, moved } = linkEvents(db, locked, rows)
+  // An older copy of a counter that was locked twice has a former end of the chain.
+  const newest = new Map(countersOf(db).map((counter) => [counter.organization_id, counter]))
+  if (moved.some((counter) => newest.get(counter.organization_id) !== counter)) {
+    throw new Error('the transaction has locked the counter again since')
+  }
   const ends = moved.map(({ organization_id, next_version, stored_bytes, head, at: last_at }) => {
     const { next_event, event_head } = head
     return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes, last_at }
