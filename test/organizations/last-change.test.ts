@@ -6,6 +6,7 @@ import type { Slice } from '../../src/rules/slices.ts'
 import { startApp, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 import { miscounted } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // Lists of projects, targets and environments show the newest version to callers who may list the versions there.
 
@@ -212,4 +213,29 @@ t.test('hidden levels do not show: a caller sees the last change only where the 
     }))
     t.strictSame(lists, sees, who)
   }
+})
+
+t.test('a list of projects does not load restricted roles, of which a member can have very many', async (t) => {
+  const { o, ids, store } = await world()
+  await store({})
+  const person = await makePerson(service, { [o]: 'api_user' })
+  const { access } = await issuePair(service, person, SCOPE_NAMES)
+  const call: Call = (method, path) => service.inject({
+    method: method as 'GET', url: `/api/v1${path}`, headers: { authorization: `Bearer ${access}` }
+  })
+  const slice: Slice = { project_id: ids.orbit!, target_id: ids.api!, environment_id: null }
+  const restricted = await makeTeam(service, o, [person], { orbit: 'member' }, [slice])
+  // The service reports a row with a wrong MAC when it loads the row.
+  const reports = () => service.sql(`SELECT FROM audit_events WHERE organization_id = '${o}'
+    AND action = 'integrity.violation'`).then(({ length }) => length)
+  const breakRole = (team: string) => service.sql(`UPDATE team_projects SET mac = NULL WHERE team_id = '${team}'`)
+  await breakRole(restricted)
+  t.match(await listed(call, `/${o}/projects`), { orbit: null, other: null })
+  t.equal(await reports(), 0)
+  const whole = await makeTeam(service, o, [person], { orbit: 'member' })
+  t.not((await listed(call, `/${o}/projects`)).orbit, null)
+  t.equal(await reports(), 0)
+  await breakRole(whole)
+  t.equal((await listed(call, `/${o}/projects`)).orbit, null)
+  await until(async () => await reports() === 1)
 })

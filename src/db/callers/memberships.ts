@@ -27,15 +27,16 @@ export type TeamRoleFound = [
  *
  * @param member the membership: an alias or a table that has `organization_id` and `user_id`
  * @param which the condition for the project
+ * @param more a further condition for the roles
  */
-export const teamRoles = (member: SQL, which: SQL): SQL => sql`(
+export const teamRoles = (member: SQL, which: SQL, more = sql``): SQL => sql`(
   SELECT jsonb_agg(jsonb_build_array(
     tm.team_id, tp.project_id, tp.role, tp.slices, p.slug, encode(tm.mac, 'hex'), encode(tp.mac, 'hex')))
   FROM ${lookUp('p', projects, sql`organization_id = ${member}.organization_id AND ${which}`)}
   JOIN team_members tm ON tm.organization_id = p.organization_id AND tm.user_id = ${member}.user_id${
     andOwn(sql`tm.organization_id`)}
   CROSS JOIN ${lookUp('tp', team_projects,
-    sql`organization_id = tm.organization_id AND team_id = tm.team_id AND project_id = p.id`)})`
+    sql`organization_id = tm.organization_id AND team_id = tm.team_id AND project_id = p.id${more}`)})`
 
 /** An SQL expression: a JSON array of the distinct roles from all teams of a member, or null. Verifies no MAC. */
 export const rolesInTeams = (member: SQL): SQL => sql`(
@@ -57,20 +58,30 @@ export function authenticTeamRoles (
   ).map(([team_id, project_id, role, slices, project]) => ({ team_id, project_id, role, slices, project }))
 }
 
-interface RoleQuery { organization_id: string, user_id: number, slug?: string, id?: string }
+interface RoleQuery {
+  organization_id: string
+  user_id: number
+  slug?: string
+  id?: string
+  /** Finds only roles in the whole project, whose number a list of projects can load. */
+  only_whole?: boolean
+}
 
 interface RolesRow { organization_id: string, user_id: string, query_index: number, roles: TeamRoleFound[] | null }
 
+const ASKED_FOR = sql` AND (queries.only_whole IS NOT TRUE OR slices IS NULL)`
+
 const rolesInProject = preparedSql<RolesRow, OfOrganization & { queries: string }>('roles_in_project', ($) => sql`
   SELECT queries.organization_id, queries.user_id, queries.query_index, CASE
-    WHEN queries.id IS NULL THEN ${teamRoles(sql`queries`, sql`slug = queries.slug`)}
-    ELSE ${teamRoles(sql`queries`, sql`id = queries.id`)} END AS roles
-  FROM jsonb_to_recordset(${$('queries')}::jsonb)
-    AS queries (query_index int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
+    WHEN queries.id IS NULL THEN ${teamRoles(sql`queries`, sql`slug = queries.slug`, ASKED_FOR)}
+    ELSE ${teamRoles(sql`queries`, sql`id = queries.id`, ASKED_FOR)} END AS roles
+  FROM jsonb_to_recordset(${$('queries')}::jsonb) AS queries (query_index int, organization_id char(26),
+    user_id bigint, slug varchar, id char(26), only_whole boolean)`)
 
 /** The authentic roles that teams give a member in a project, which is identified by slug or id. */
 export const findTeamRoles = batchLoad({
-  keyOf: ({ organization_id, user_id, slug, id }: RoleQuery) => JSON.stringify([organization_id, user_id, slug, id]),
+  keyOf: ({ organization_id, user_id, slug, id, only_whole = false }: RoleQuery) =>
+    JSON.stringify([organization_id, user_id, slug, id, only_whole]),
   organizationOf: ({ organization_id }) => organization_id,
   find: async (db, batch, organization_id) => {
     const numbered = batch.map((one, query_index) => ({ query_index, ...one }))

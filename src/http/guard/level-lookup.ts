@@ -14,7 +14,7 @@ import { lockProject } from '../../repositories/levels/projects.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
 import { ApiError, fail, refuse } from '../../rules/errors.ts'
 import { holds, holdsBy, meets, partsWith, scopesBy, slicesBy, type TeamRole } from '../../rules/roles.ts'
-import { intersect, isInside, slicesIn, type Place, type Slice } from '../../rules/slices.ts'
+import { intersect, isInside, projectsInside, slicesIn, type Place, type Slice } from '../../rules/slices.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 
 declare module 'fastify' {
@@ -252,17 +252,26 @@ export function reachBelow (request: FastifyRequest, scope: Scope): Reach {
   return reachOf(principal, rolesIn(principal.teams.inProject, levelOf(request)), scope)
 }
 
-/** Tells where in the given projects the caller has a scope. For responses that list several projects. */
-export async function reachIn (
+/**
+ * Tells in which of the given projects the caller has a scope in the whole project. For responses that list several
+ * projects: does not load restricted roles, of which a member can have very many.
+ */
+export async function reachOfWhole (
   app: FastifyInstance, request: FastifyRequest, projectIds: readonly string[], scope: Scope
-): Promise<Reach> {
+): Promise<(projectId: string) => boolean> {
   const principal = principalOf(request)
   const { person, teams: { anywhere }, organization } = principal
   const isByTeams = !holds(principal, scope) && holdsBy(principal, anywhere.map((role) => ({ role })), scope)
-  if (person === null || !isByTeams) return reachOf(principal, [], scope)
-  const member = { organization_id: organization.id, user_id: person.user_id }
-  const roles = projectIds.map((id) => findTeamRoles(app.reads, { ...member, id }))
-  return reachOf(principal, (await waitFor(request, Promise.all(roles))).flat(), scope)
+  const found = person === null || !isByTeams
+    ? []
+    : await waitFor(request, Promise.all(projectIds.map((id) => findTeamRoles(app.reads, {
+      organization_id: organization.id, user_id: person.user_id, id, only_whole: true
+    }))))
+  const parts = partsWith(principal, found.flat(), scope)
+  const slices = parts === null ? principal.slices : withinToken(principal, parts)
+  if (parts === null && slices.length === 0) return () => true
+  const projects = new Set(projectsInside(slices))
+  return (projectId) => projects.has(projectId)
 }
 
 function reachOf (principal: Principal, teams: readonly TeamRole[], scope: Scope): Reach {
