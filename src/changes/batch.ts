@@ -44,7 +44,8 @@ async function runTogether (db: Db, queued: readonly Queued[]): Promise<void> {
     const outcomes = await transactionOnce(db, async (db) => takeSteps(db, entries, commit), DEADLINE - timeLeft())
     for (const [i, entry] of entries.entries()) {
       const outcome = outcomes[i]!
-      if ('answer' in outcome) entry.resolve(outcome.answer)
+      if ('isLeft' in outcome) queueOf(db).join(entry)
+      else if ('answer' in outcome) entry.resolve(outcome.answer)
       else if ('dryRun' in outcome) entry.resolve(outcome.dryRun())
       else if (outcome.error instanceof RowLocked) requeue(db, entry)
       else entry.reject(outcome.error)

@@ -1,4 +1,5 @@
 import type { KeyObject } from 'node:crypto'
+import { yieldToEventLoop } from '../crypto/event-loop.ts'
 import { tampered, type Db } from '../db/database.ts'
 import { eventRow, type EventRow } from '../db/events.ts'
 import { CallerEnded } from '../db/rows/caller.ts'
@@ -91,8 +92,12 @@ export interface ReadRequest { organizationId: string, bytes: number, row: Event
 /** A request. With `isApart`, its transaction has requests of one organization only, and may wait for locks. */
 export type Request = ChangeRequest | ReadRequest
 
-/** The result of a request. After the error RowLocked, the request runs again in another transaction. */
-export type Outcome = { answer: Made | undefined } | { dryRun: () => Promise<Answer> } | { error: unknown }
+/**
+ * The result of a request. After the error RowLocked, the request runs again in another transaction. `isLeft`: there
+ * was no time to decide the request, which runs in a later transaction.
+ */
+export type Outcome = { answer: Made | undefined } | { dryRun: () => Promise<Answer> } | { error: unknown } |
+  { isLeft: true }
 
 /** A response, with what `write` returned. */
 export interface Made<Body = object | null, Written = unknown> extends Answer<Body> { written?: Written }
@@ -105,6 +110,10 @@ interface Loaded {
 
 /** What the requests of a transaction write in the end. */
 interface Rows { documents: Planned[], events: EventRow[], responses: StoredResponses }
+
+// Milliseconds after which the decisions of a transaction yield to the event loop, and after which the other changes
+// are left to a later transaction: less than the idle timeout of a transaction with a locked counter (1 s).
+const DECIDING_MS = { step: 10, transaction: 150 }
 
 /**
  * The steps of all requests of one transaction: locks the counter rows, validates the callers, finds stored responses
@@ -165,16 +174,42 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
     }
   }
 
+  // A document can take many milliseconds to parse.
+  async function takeAll (requests: readonly (DocumentRequest | ReadRequest)[]): Promise<Outcome[]> {
+    const began = performance.now()
+    const outcomes: Outcome[] = []
+    let yieldedAt = began
+    for (const i of inTurns(requests)) {
+      const isLeft = 'load' in requests[i]! && performance.now() - began > DECIDING_MS.transaction
+      outcomes[i] = isLeft ? { isLeft } : take(requests[i]!)
+      if (performance.now() - yieldedAt < DECIDING_MS.step) continue
+      await yieldToEventLoop()
+      yieldedAt = performance.now()
+    }
+    return outcomes
+  }
+
   const [first] = requests
   const outcomes = first !== undefined && isOfRows(first)
     ? [await takeAlone(first)]
-    : requests.flatMap((request) => isOfRows(request) ? [] : [take(request)])
+    : await takeAll(requests.flatMap((request) => isOfRows(request) ? [] : [request]))
   await Promise.all([
     rows.documents.length > 0 && writeSecrets(db, rows.documents),
     responses.write(),
     rows.events.length > 0 && appendEvents(db, counters, rows.events)
   ])
   return outcomes
+}
+
+/** The indexes of the first request of each organization, then of the second of each, and so on. */
+function inTurns (requests: readonly Request[]): number[] {
+  const counts = new Map<string, number>()
+  const turns = requests.map(({ organizationId }) => {
+    const turn = counts.get(organizationId) ?? 0
+    counts.set(organizationId, turn + 1)
+    return turn
+  })
+  return [...turns.keys()].sort((one, other) => turns[one]! - turns[other]! || one - other)
 }
 
 const isOfRows = (request: Request): request is RowRequest => 'decide' in request && !('storageKey' in request)

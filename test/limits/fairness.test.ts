@@ -3,6 +3,7 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { makeProof } from '../../src/crypto/key-proof.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION } from '../../src/vault/operations/long-operations.ts'
+import { queueOf } from '../../src/changes/queue.ts'
 import { startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { LONG } from '../helpers/long.ts'
@@ -290,4 +291,36 @@ t.test('places of long transactions are shared out by organizations: of those th
   t.ok(order.lastIndexOf('many') > order.indexOf('one'), order.join(' '))
   const before = (name: string) => order.slice(0, order.indexOf(name)).filter((one) => one === 'many').length
   for (const name of ['one', 'another']) t.ok(before(name) <= 3, `${name} waits for few of the others: ${order.join(' ')}`)
+})
+
+// A YAML document whose parsing takes tens of milliseconds.
+const slow = (n: number) => Array.from({ length: 1_400 }, (_, i) => `P${i}: v${n}`).join('\n')
+const AT_ONCE = 40
+
+t.test('documents that take long to parse share no transaction, and each is stored once', async (t) => {
+  const busy = await service.organization()
+  const o = busy.organization
+  await busy.call('POST', `/${o}/projects`, { name: 'Slow', secret_format: 'yaml' })
+  await busy.call('POST', `/${o}/slow/targets`, { name: 'T' })
+  const names = Array.from({ length: AT_ONCE }, (_, n) => `e${n}`)
+  for (const name of names) await busy.call('POST', `/${o}/slow/t/environments`, { name })
+  const pathOf = (n: number) => `/${o}/slow/t/${names[n]}/secrets`
+  const level = (n: number) => ({ project: 'slow', target: 't', environment: names[n] })
+  const kinds: [kind: string, send: (n: number) => Promise<Answer>][] = [
+    ['stores', (n) => busy.call('POST', `/${o}/secrets/store`, { ...level(n), plaintext: slow(n) })],
+    ['changes of names', (n) => busy.call('PATCH', pathOf(n), { set: { P1: `changed ${n}` } })],
+    ['changes with a key', (n) =>
+      busy.call('PATCH', pathOf(n), { set: { P2: `changed ${n}` } }, { 'idempotency-key': `k${n}` })]
+  ]
+  const { figures } = queueOf(service.database.db)
+  for (const [kind, send] of kinds) {
+    const before = figures.transactions
+    const answers = await Promise.all(names.map((_, n) => send(n)))
+    t.same(answers.filter(({ status }) => status !== 200).map(failing), [], kind)
+    t.ok(figures.transactions - before > 1, `${kind}: ${figures.transactions - before} transactions`)
+  }
+  const { body } = await busy.call('GET', `${pathOf(3)}/values`)
+  t.match(body, { P1: 'changed 3', P2: 'changed 3', P3: 'v3' })
+  const versions = await busy.call('POST', `/${o}/secrets/versions`, level(3))
+  t.equal(versions.body.data.length, 3)
 })

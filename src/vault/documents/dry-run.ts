@@ -1,7 +1,7 @@
 import type { KeyObject } from 'node:crypto'
 import type { DryRun, PlannedLevel } from '../../../schemas/dry-run.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { yieldToEventLoop } from '../../crypto/event-loop.ts'
+import { inStep } from '../../crypto/event-loop.ts'
 import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { activeKeyOf, ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import { emptyEntries, type Entries } from '../../rules/documents/entries.ts'
@@ -66,7 +66,7 @@ const storedSecret = (state: LevelState): SecretRow & StoredDocument | undefined
 }
 
 /**
- * Describes a planned change of a level for the response. Yields to the event loop before it parses each document.
+ * Describes a planned change of a level for the response. Parses each document in a step (`inStep`).
  *
  * @param known the names that differ, if they are known
  */
@@ -87,14 +87,14 @@ export async function plannedLevel (
 
 /**
  * Compares the names of a document before and after a change. `names` is null if one of them cannot be parsed, and
- * `isReadable` tells whether the document after the change can. Yields to the event loop before it parses a document.
+ * `isReadable` tells whether the document after the change can. Parses each document in a step (`inStep`).
  */
 export async function compareTexts (
   { project }: LevelState, { before, after }: NonNullable<PlannedChange['texts']>, work?: Work
 ): Promise<{ names: PlannedLevel['names'], isReadable: boolean }> {
   const read = async (text: string | null): Promise<Entries | undefined> => {
-    await yieldToEventLoop()
-    return text === null ? emptyEntries() : readDocument(project.secret_format, text, undefined, work)
+    if (text === null) return emptyEntries()
+    return inStep(() => readDocument(project.secret_format, text, undefined, work))
   }
   const [from, to] = [await read(before), await read(after)]
   if (from === undefined || to === undefined) return { names: null, isReadable: to !== undefined }

@@ -5,7 +5,7 @@ import {
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { openBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { yieldToEventLoop } from '../../crypto/event-loop.ts'
+import { inStep, yieldToEventLoop } from '../../crypto/event-loop.ts'
 import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { activeKeyOf, placeOf, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
@@ -190,7 +190,10 @@ export function contentOf (blob: string, dataKey: KeyObject | undefined): string
   return plain.toString('utf8')
 }
 
-/** The merged values of a level and its ancestors. 422 for an invalid document. Calls `pace` after each document. */
+/**
+ * The merged values of a level and its ancestors. 422 for an invalid document. Calls `pace` after each document;
+ * without `pace`, parses each document in a step (`inStep`).
+ */
 export const mergedValues = async (
   state: LevelState, documents: Contents, view: Pick<View<unknown>, 'onlyMerged'>, pace?: Pace
 ): Promise<Entries> => valuesOf(state, documents, LEVELS, refuseUnreadable(view), pace)
@@ -205,13 +208,12 @@ export async function levelsByName (
   const refuseDocument = refuseUnreadable(view)
   for (const [level, text] of documents) {
     const { secret_format } = project
-    const names = Object.keys(readDocument(secret_format, text) ?? refuseDocument(level, secret_format, text))
-    for (const name of names) {
+    const entries = await inStep(() => readDocument(secret_format, text)) ?? refuseDocument(level, secret_format, text)
+    for (const name of Object.keys(entries)) {
       const levels = found.get(name)
       if (levels === undefined) found.set(name, [level])
       else levels.push(level)
     }
-    await yieldToEventLoop()
   }
   return found
 }
@@ -226,15 +228,17 @@ const refuseUnreadable = ({ onlyMerged }: Pick<View<unknown>, 'onlyMerged'>) =>
 // `unreadable` handles a document that does not parse.
 async function valuesOf<Unreadable> (
   { project: { secret_format } }: LevelState, documents: Contents, levels: readonly Level[],
-  unreadable: (level: Level, format: DocumentFormat, text: string) => Unreadable, pace: Pace = yieldToEventLoop
+  unreadable: (level: Level, format: DocumentFormat, text: string) => Unreadable, pace?: Pace
 ): Promise<Entries | Unreadable> {
   const values = emptyEntries()
   for (const level of levels) {
     const text = documents.get(level)
     if (text === undefined) continue
     const began = performance.now()
-    if (readDocument(secret_format, text, values) === undefined) return unreadable(level, secret_format, text)
-    await pace(began)
+    const read = () => readDocument(secret_format, text, values)
+    const result = pace === undefined ? await inStep(read) : read()
+    if (result === undefined) return unreadable(level, secret_format, text)
+    await pace?.(began)
   }
   return values
 }
