@@ -26,8 +26,8 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
   async function take (one: Waiting, pass = begin()): Promise<StepResult<Pass>> {
     const of = about(one)
     const { organization, project_id } = one
-    const { last: after, end, ...batch } = await transaction(db, async (db) =>
-      moveBatch(db, keyring, organization, project_id, pass.after))
+    const { last: after, end, left, ...batch } = await transaction(db, async (db) =>
+      moveBatch(db, keyring, organization, project_id, pass))
     const named = [...pass.named, ...batch.unreadable].slice(0, MAX_LOGGED_IDS)
     const unreadable = pass.unreadable + batch.unreadable.length
     const moved = pass.moved + batch.moved
@@ -37,12 +37,12 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
       if (isTime) log.info({ ...of, moved }, 'history is being re-encrypted')
       return { more: { after, moved, held, unreadable, named, reported: isTime ? performance.now() : pass.reported } }
     }
-    const { written: done } = await change(db, systemOf(organization.id), {
+    const done = left && (await change(db, systemOf(organization.id), {
       decide: () => ({
-        write: async (db) => endReEncryption(db, organization.id, project_id, unreadable),
+        write: async (db) => endReEncryption(db, organization.id, project_id, left, unreadable),
         events: (done) => done === undefined ? [] : [done.event]
       })
-    })
+    })).written
     if (done !== undefined) log.info({ ...of, moved: done.moved, unreadable }, 'history re-encrypted')
     else if (moved > 0) return { more: begin() }
     else if (held > 0) return 'locked'

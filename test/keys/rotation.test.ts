@@ -1,5 +1,6 @@
 // runs: one database; 15 s
 import { createCipheriv, createDecipheriv } from 'node:crypto'
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t, { type Test } from 'tap'
 import { sql } from 'drizzle-orm'
 import { openBlob, sealBlob } from '../../src/crypto/blob.ts'
@@ -12,6 +13,7 @@ import { countWaiting, findLeft, listOldestWaiting, listWaiting, START } from '.
 import { findLevel } from '../../src/repositories/levels/levels.ts'
 import { checkHashOf } from '../../src/vault/keys/keys.ts'
 import { provesAnyKey } from '../../src/vault/keys/proofs.ts'
+import { endReEncryption, type Left } from '../../src/vault/operations/re-encryption.ts'
 import { createHistoryWorker } from '../../src/jobs/history.ts'
 import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { QUICK, SLOW } from '../helpers/costs.ts'
@@ -316,6 +318,41 @@ t.test('another start goes on with what a stopped process left', async (t) => {
   t.match((await history(at)).re_encryption, { state: 'running', total: 13, moved: 0, remaining: 13 })
   test.app.histories.wake()
   t.match(await settled(at), { moved: 13, remaining: 0 })
+})
+
+t.test('the end of a re-encryption looks for versions that are left before it locks the organization', async (t) => {
+  const at = await serverProject()
+  await rotateServer(at)
+  const texts: string[] = []
+  const listen = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text?: unknown }
+    if (phase === 'before') texts.push(String(text))
+  }
+  subscribe('strongroom:statement', listen)
+  t.teardown(() => { unsubscribe('strongroom:statement', listen) })
+  await underWay(at, 3)
+  test.app.histories.wake()
+  t.match(await settled(at), { moved: 3, remaining: 0 })
+  unsubscribe('strongroom:statement', listen)
+  const end = texts.findIndex((text) => /update "re_encryptions" set "finished_at"/.test(text))
+  const locked = texts.findLastIndex((text, i) => i < end && text.includes('SELECT locked.*'))
+  const looked = texts.flatMap((text, i) => text.includes('SELECT s.id AS secret_id') && i < end ? [i] : [])
+  t.equal(looked.length, 3, 'for a batch, for the next one, and for all that is left')
+  t.ok(looked.every((i) => i < locked), 'all other changes of the organization wait from then on')
+})
+
+t.test('a re-encryption does not end if the project gets another key after the last version', async (t) => {
+  const at = await serverProject()
+  await rotateServer(at)
+  await underWay(at, 3)
+  const [row] = await test.sql(`SELECT id, key_version FROM projects WHERE slug = '${at.project}'`)
+  const { id, key_version } = row as { id: string, key_version: number }
+  const endWith = (left: Left) => transaction(test.database.db, async (db) =>
+    endReEncryption(db, org, id, left, 0))
+  t.equal(await endWith({ versions: 0, key_version: key_version - 1 }), undefined)
+  t.equal((await history(at)).re_encryption.state, 'running')
+  t.match(await endWith({ versions: 0, key_version }), { moved: 0 })
+  t.equal(await endWith({ versions: 0, key_version }), undefined, 'ends once')
 })
 
 t.test('RL-34: two workers share a history, and each version is moved once', async (t) => {

@@ -26,22 +26,34 @@ const BATCH = { versions: 25, bytes: 256 * 1024 }
 // Maximum bytes of versions in a response. The client can send all these versions back in one request.
 const MAX_PENDING_BYTES = 1024 * 1024
 
-/** `last` is the cursor. `moved` and `held` count re-encrypted and locked versions. `end`: the batch was empty. */
-interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean }
+/**
+ * `last` is the cursor. `moved` and `held` count re-encrypted and locked versions. `end`: the batch was empty. Then
+ * `left` is what is left of the whole project, unless this is more than the unreadable versions of the pass.
+ */
+interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean, left?: Left }
+
+/** The number of versions under former keys, and the key version of the project. */
+export interface Left { versions: number, key_version: number }
 
 /**
  * Re-encrypts the next versions of a server-managed project, in the short transaction of the caller. Two instances
  * never re-encrypt the same version: the first one locks the row, and then the version is no longer under a former key.
  */
 export async function moveBatch (
-  db: Db, keyring: Keyring, organization: Owner, projectId: string, after: Cursor
+  db: Db, keyring: Keyring, organization: Owner, projectId: string, { after, unreadable: known }: {
+    after: Cursor
+    unreadable: number
+  }
 ): Promise<Batch> {
   const end = { last: after, moved: 0, held: 0, unreadable: [], end: true }
   const project = await lockProject(db, organization.id, { id: projectId }, 'share')
   if (project === undefined || project.encryption_type !== 'server') return end
   const batch = fitting(await listWaiting(db, project, after, BATCH.versions), BATCH.bytes)
   const last = batch.at(-1)
-  if (last === undefined) return end
+  if (last === undefined) {
+    const found = await findLeft(db, project, known)
+    return found === 'more' ? end : { ...end, left: { versions: found.left, key_version: project.key_version } }
+  }
   const storageKey = storageKeyOf(keyring, organization)
   const dataKey = dataKeyOf(keyring, await findActiveKeyOf(db, project))
   const unreadable: number[] = []
@@ -64,17 +76,17 @@ export async function moveBatch (
 }
 
 /**
- * Ends a re-encryption with at most `unreadable` versions left, in the transaction of the caller. Returns its event and
- * the number of re-encrypted versions. Undefined if more are left, or if it has ended.
+ * Ends a re-encryption that has left only unreadable versions, in the transaction of the caller. Does not look for them
+ * again, because that takes a look-up for each document while other changes of the organization wait. Without another
+ * key, no version is added under a former key. Returns the event of the re-encryption and the number of re-encrypted
+ * versions. Undefined if the project has another key meanwhile, or if the re-encryption has ended.
  */
 export async function endReEncryption (
-  db: Db, organizationId: string, projectId: string, unreadable: number
+  db: Db, organizationId: string, projectId: string, left: Left, unreadable: number
 ): Promise<{ moved: number, event: AuditEvent } | undefined> {
   const project = await lockProject(db, organizationId, { id: projectId }, 'share')
-  if (project === undefined) return undefined
-  const found = await findLeft(db, project, unreadable)
-  if (found === 'more') return undefined
-  const done = await finishReEncryption(db, project, found.left)
+  if (project?.key_version !== left.key_version) return undefined
+  const done = await finishReEncryption(db, project, left.versions)
   if (done === undefined) return undefined
   const { moved } = done
   return { moved, event: reEncryptionOf(project, { key_version: project.key_version, versions: moved, unreadable }) }
