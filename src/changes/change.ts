@@ -17,8 +17,9 @@ import type { DocumentChange, Made, Request, RowChange } from './steps.ts'
 export async function change<Loaded, Written, Body extends object | null> (
   db: Db, actor: Actor, asked: RowChange<Loaded, Written, Body>
 ): Promise<Made<Body> & { written: Written }> {
-  const request = { ...asked, bytes: actor.bytes ?? 0, organizationId: actor.organization_id, actor, isApart: true }
-  return await inBatch(db, request as Request, actor.waited, 'on') as Made<Body> & { written: Written }
+  const { bytes = 0, organization_id: organizationId } = actor
+  const request = { kind: 'rows', ...asked, bytes, organizationId, actor, isApart: true } as Request
+  return await inBatch(db, request, actor.waited, 'on') as Made<Body> & { written: Written }
 }
 
 /**
@@ -30,7 +31,7 @@ export async function changeDocument<Body extends object | null> (
   db: Db, actor: Actor, asked: DocumentChange<Body>
 ): Promise<Answer<Body>> {
   // The document is stored twice: as the current document and as a version.
-  const request = { ...asked, bytes: 2 * asked.bytes, organizationId: actor.organization_id, actor }
+  const request = { kind: 'document', ...asked, bytes: 2 * asked.bytes, organizationId: actor.organization_id, actor } as const
   return await inBatch(db, request, actor.waited, 'on') as Answer<Body>
 }
 
@@ -42,7 +43,7 @@ export async function changeDocument<Body extends object | null> (
  */
 export function createReadRecorder (db: Db, commit: SynchronousCommit): RecordRead {
   return async (actor, event, bytes = 0) => {
-    const request = { organizationId: actor.organization_id, bytes, row: eventRow(actor, event) }
+    const request = { kind: 'read', organizationId: actor.organization_id, bytes, row: eventRow(actor, event) } as const
     await inBatch(db, request, actor.waited, commit).catch((error: unknown) => {
       if (error instanceof CallerEnded) throw error
       // If the event is not recorded, the request fails, because no response may be sent without a recorded event.

@@ -107,7 +107,7 @@ async function appendToKnownEnds (
 export async function recordReads (
   db: Db, requests: readonly Request[], commit: SynchronousCommit, timeLeft: number
 ): Promise<ReadonlySet<string>> {
-  const rows = requests.flatMap((request) => 'row' in request ? [request.row] : [])
+  const rows = requests.flatMap((request) => request.kind === 'read' ? [request.row] : [])
   if (rows.length < requests.length) return new Set()
   try {
     return await inTime(waitNow() + timeLeft, appendToKnownEnds(db, rows, commit), lateOf(timeLeft))

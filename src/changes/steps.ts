@@ -82,12 +82,12 @@ export interface RowChange<Loaded, Written, Body = object | null> {
 }
 
 interface Asked { organizationId: string, bytes: number, actor: Actor }
-interface DocumentRequest extends DocumentChange, Asked { isApart?: boolean }
-interface RowRequest extends RowChange<unknown, unknown>, Asked { isApart: true }
+interface DocumentRequest extends DocumentChange, Asked { kind: 'document', isApart?: boolean }
+interface RowRequest extends RowChange<unknown, unknown>, Asked { kind: 'rows', isApart: true }
 export type ChangeRequest = DocumentRequest | RowRequest
 
 /** An event of a request that only reads. */
-export interface ReadRequest { organizationId: string, bytes: number, row: EventRow, isApart?: boolean }
+export interface ReadRequest { kind: 'read', organizationId: string, bytes: number, row: EventRow, isApart?: boolean }
 
 /** A request. With `isApart`, its transaction has requests of one organization only, and may wait for locks. */
 export type Request = ChangeRequest | ReadRequest
@@ -122,7 +122,7 @@ const DECIDING_MS = { step: 10, transaction: 150 }
  * get RowLocked. Throws the error of a change of rows, which is alone in its transaction.
  */
 export async function takeSteps (db: Db, requests: readonly Request[], commit: SynchronousCommit) {
-  const changes = requests.filter((request) => 'decide' in request)
+  const changes = requests.filter((request) => request.kind !== 'read')
   const isApart = requests.every(({ isApart }) => isApart)
   const responses = createStoredResponses(db, changes.map(({ actor }) => actor))
   // The statements are pipelined and run in this order, so all but the first see the state under the lock.
@@ -130,7 +130,7 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
     lockCounters(db, requests.map(({ organizationId }) => organizationId), isApart ? 'all' : 'free', commit),
     lockCallers(db, changes.map(({ organizationId, actor }) =>
       actor.caller && { ...actor.caller, organization_id: organizationId })),
-    load(db, changes.flatMap((change) => isOfRows(change) ? [] : [change])),
+    load(db, changes.flatMap((change) => change.kind === 'document' ? [change] : [])),
     responses.load()
   ])
   const verdictOf = new Map(changes.map((change, i) => [change, verdicts[i]!]))
@@ -149,7 +149,7 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
     if (verdict === 'ended') throw new CallerEnded()
     if (actor.caller != null) requireOpen(counter)
     // Only a document is decided although the caller's rows are locked, so that a refusal does not depend on locks.
-    if (verdict === 'locked' && (isOfRows(request) || actor.answering != null)) throw new RowLocked()
+    if (verdict === 'locked' && (request.kind === 'rows' || actor.answering != null)) throw new RowLocked()
     responses.refuseRepeat(actor)
     return verdict
   }
@@ -163,7 +163,7 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
   function take (request: DocumentRequest | ReadRequest): Outcome {
     try {
       const counter = counterFor(request)
-      if ('load' in request) {
+      if (request.kind === 'document') {
         const verdict = admit(request, counter)
         return changeDocument(request, loaded.get(request)!, verdict, counter, rows)
       }
@@ -180,7 +180,7 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
     const outcomes: Outcome[] = []
     let yieldedAt = began
     for (const i of inTurns(requests)) {
-      const isLeft = 'load' in requests[i]! && performance.now() - began > DECIDING_MS.transaction
+      const isLeft = requests[i]!.kind === 'document' && performance.now() - began > DECIDING_MS.transaction
       outcomes[i] = isLeft ? { isLeft } : take(requests[i]!)
       if (performance.now() - yieldedAt < DECIDING_MS.step) continue
       await yieldToEventLoop()
@@ -190,9 +190,9 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
   }
 
   const [first] = requests
-  const outcomes = first !== undefined && isOfRows(first)
+  const outcomes = first?.kind === 'rows'
     ? [await takeAlone(first)]
-    : await takeAll(requests.flatMap((request) => isOfRows(request) ? [] : [request]))
+    : await takeAll(requests.flatMap((request) => request.kind === 'rows' ? [] : [request]))
   await Promise.all([
     rows.documents.length > 0 && writeSecrets(db, rows.documents),
     responses.write(),
@@ -211,8 +211,6 @@ function inTurns (requests: readonly Request[]): number[] {
   })
   return [...turns.keys()].sort((one, other) => turns[one]! - turns[other]! || one - other)
 }
-
-const isOfRows = (request: Request): request is RowRequest => 'decide' in request && !('storageKey' in request)
 
 async function load (db: Db, changes: readonly DocumentRequest[]): Promise<Map<DocumentRequest, Loaded>> {
   const restores = changes.flatMap((change) => 'version' in change.load ? [{ change, id: change.load.version }] : [])
