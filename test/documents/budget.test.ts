@@ -1,6 +1,8 @@
 // runs: one database, embedded
 import t from 'tap'
+import { ulid } from 'ulidx'
 import { makeLevel, startApp } from '../helpers/app.ts'
+import { callAs, makePerson } from '../helpers/people.ts'
 
 // Reads of many documents have a budget of work (decision 0091). If documents take long to parse, a page ends before
 // its other limits. All pages together contain each document once.
@@ -74,4 +76,39 @@ t.test('a dry run of restore-to compares levels up to the budget and counts the 
   t.equal(compared.length + more, ENVIRONMENTS.length)
   t.strictSame(compared.map(({ names }: { names: { changed: string[] } }) => names.changed), compared.map(() => ['LAST']))
   t.match(await owner.call('POST', path, { at, confirmed: true }), { status: 200, body: { data: { restored: ENVIRONMENTS.length } } })
+})
+
+t.test('a search by roles with very many restrictions ends its page early, and finds each level once', async (t) => {
+  const caller = await test.organization()
+  const o = caller.organization
+  const [PROJECTS, TEAMS] = [35, 20]
+  const slugs = Array.from({ length: PROJECTS }, (_, i) => `of-teams-${String(i).padStart(2, '0')}`)
+  for (const slug of slugs) {
+    const level = await makeLevel(caller, { slug })
+    await caller.call('POST', `/${o}/secrets/store`, { ...level, plaintext: 'LAST=1' })
+    await caller.call('POST', `/${o}/secrets/store`, { project: slug, plaintext: 'LAST=2' })
+  }
+  const person = await makePerson(test, { [o]: 'api_user' })
+  // Each role has 50 restrictions: to the environment of the project, and to others.
+  for (let team = 0; team < TEAMS; team++) {
+    const id = ulid()
+    await test.write(`INSERT INTO teams (id, organization_id, name, slug) VALUES ('${id}', '${o}', 'T', 'team-${team}')`)
+    await test.write(`INSERT INTO team_members (organization_id, team_id, user_id) VALUES ('${o}', '${id}', ${person.id})`)
+    await test.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role, slices)
+      SELECT e.organization_id, '${id}', e.project_id, 'developer', jsonb_agg(jsonb_build_object('project_id', e.project_id,
+        'target_id', e.target_id, 'environment_id', CASE n WHEN 0 THEN e.id ELSE left(e.id, 20) || lpad(n::text, 6, '0') END))
+      FROM environments e CROSS JOIN generate_series(0, 49) n WHERE e.organization_id = '${o}' GROUP BY 1, 2, 3`)
+  }
+  const call = await callAs(test, person)
+  const found: string[] = []
+  let pages = 0
+  for (let after: string | null = ''; after !== null; pages++) {
+    const { status, body, text } = await call('GET', `/${o}/secrets/names?search=LAST${after && `&after=${after}`}`)
+    t.equal(status, 200, text)
+    found.push(...body.data.map(({ attributes }: { attributes: { project: string, level: string } }) =>
+      `${attributes.project} ${attributes.level}`))
+    after = body.meta.next
+  }
+  t.strictSame(found.sort(), slugs.map((slug) => `${slug} environment`))
+  t.ok(pages > 1, `${pages} pages`)
 })

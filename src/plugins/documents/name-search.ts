@@ -5,17 +5,20 @@ import { withinToken } from '../../http/guard/level-lookup.ts'
 import { inTurn, type Turn } from '../../http/guard/turns.ts'
 import { sendRead } from '../../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
-import { waitFor } from '../../http/routes/request-deadline.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { listProjectIdsOfTeams } from '../../repositories/levels/projects.ts'
 import { nameFilter } from '../../rules/documents/entries.ts'
-import { slicesBy } from '../../rules/roles.ts'
-import { projectsInside } from '../../rules/slices.ts'
+import { MAX_WORK, WORK } from '../../rules/documents/work.ts'
+import { slicesBy, type TeamRole } from '../../rules/roles.ts'
+import { projectsInside, type Slice } from '../../rules/slices.ts'
 import {
   projectsAfter, SEARCH_START, searchNames, type SearchPosition, type SearchScope
 } from '../../vault/documents/name-search.ts'
 import { eventOfReading } from '../../vault/documents/read.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
+
+/** The number of projects whose roles are loaded together. */
+const PART = 10
 
 /** Searches for a name in all projects of an organization. */
 export const nameSearch: Domain = async (app) => {
@@ -44,7 +47,7 @@ export const nameSearch: Domain = async (app) => {
     const { search, prefix = '', after } = query
     const { organization } = principalOf(request)
     const position = positionOf(after)
-    const scope = await searchScope(request, position)
+    const scope = await searchScope(request, position, turn)
     const storageKey = storageKeyOf(app.keyring, organization)
     const context = { ...turn, db: app.lists, keyring: app.keyring, storageKey }
     const { found, opened, next, ...counts } = await searchNames(context, scope, position, nameFilter(prefix, search))
@@ -57,26 +60,39 @@ export const nameSearch: Domain = async (app) => {
   // The projects that the caller can search: the projects in the token's restrictions, or all projects (null). If the
   // caller has a scope only by team roles, only the projects in which these roles grant the scopes. If there are none,
   // `projects` is an empty list: `slices` is empty then, which without `projects` means all levels.
-  async function searchScope (request: FastifyRequest, position: SearchPosition): Promise<SearchScope> {
+  async function searchScope (request: FastifyRequest, position: SearchPosition, turn: Turn): Promise<SearchScope> {
     const { byTeams } = request
     const principal = principalOf(request)
     const { organization: { id: organization_id }, slices } = principal
     const restricted = slices.length === 0 ? null : [...new Set(slices.map(({ project_id }) => project_id))]
     if (byTeams === null) return { organization_id, slices, projects: restricted }
     const member = { organization_id, user_id: principal.person!.user_id }
-    const listed = restricted ?? await waitFor(
-      request, listProjectIdsOfTeams(app.lists, member, projectsAfter(position), SEARCH_LIMITS.projects)
-    )
-    const roles = await waitFor(request, Promise.all(listed.map((id) => findTeamRoles(app.reads, { ...member, id }))))
-    const teams = roles.flat()
+    const listed = restricted === null
+      ? await turn.waitFor(listProjectIdsOfTeams(app.lists, member, projectsAfter(position), SEARCH_LIMITS.projects))
+      : restricted.filter((id) => id >= position.project_id).sort()
+    const teams: TeamRole[] = []
+    const inside: Slice[] = []
+    let looked = 0
+    // The roles of a project can have very many restrictions, so the projects are looked up in parts, up to half of the
+    // budget.
+    while (looked < listed.length && turn.work.done < MAX_WORK / 2) {
+      const part = listed.slice(looked, looked += PART)
+      const roles = await turn.waitFor(Promise.all(part.map((id) => findTeamRoles(app.reads, { ...member, id }))))
+      const began = performance.now()
+      const found = roles.flat()
+      turn.work.done += found.reduce((sum, { slices }) => sum + (slices?.length ?? 0), 0) * WORK.restriction
+      teams.push(...found)
+      inside.push(...withinToken(principal, slicesBy(principal, found, byTeams.needs)))
+      await turn.pace(began)
+    }
     request.byTeams = { ...byTeams, teams }
-    const inside = withinToken(principal, slicesBy(principal, teams, byTeams.needs))
     const projects = [...new Set(inside.map(({ project_id }) => project_id))]
     // If every project is included as a whole, the list of projects is enough, and `slices` can be empty.
     const wholeProjects = new Set(projectsInside(inside))
     const isWhole = projects.every((id) => wholeProjects.has(id))
-    const isCut = restricted === null && listed.length === SEARCH_LIMITS.projects
-    return { organization_id, slices: isWhole ? [] : inside, projects, ...(isCut && { lastProject: listed.at(-1)! }) }
+    const isCut = looked < listed.length || (restricted === null && listed.length === SEARCH_LIMITS.projects)
+    const lastProject = listed.slice(0, looked).at(-1)
+    return { organization_id, slices: isWhole ? [] : inside, projects, ...(isCut && { lastProject }) }
   }
 }
 

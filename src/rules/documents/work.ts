@@ -18,7 +18,9 @@ export const WORK = {
   /** For each name of a document in a matrix. */
   sortedName: 1,
   /** For each name and level of a matrix. */
-  cell: 0.02
+  cell: 0.02,
+  /** For each restriction of a team's role. */
+  restriction: 3
 } as const
 
 /** The units after which a read of many documents ends its page. */
