@@ -4,6 +4,9 @@ import { isScopeOfProject, SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { Answer, Caller, TestApp } from './app.ts'
 import { issuePair, makePerson, makeTeam, type Person } from './people.ts'
 
+// One value, because an update to the stored value sends other statements than an update to a new value.
+const IN_AN_HOUR = new Date(Date.now() + 3_600_000).toISOString()
+
 // All operations of the API, and test data (`World`) on which each operation works, for tests of the whole route table.
 
 export type Access = 'public' | 'authenticated' | (typeof SCOPE_NAMES)[number]
@@ -517,7 +520,7 @@ const ROWS: Record<string, Row> = {
     access: 'api-token:create',
     depth: 'organization',
     // A token must expire before the grant of the user who creates the token.
-    body: { name: 'New', abilities: ['api-token:create'], expires_at: new Date(Date.now() + 3_600_000).toISOString() },
+    body: { name: 'New', abilities: ['api-token:create'], expires_at: IN_AN_HOUR },
     narrowed: 403
   },
   getApiToken: {
@@ -532,7 +535,7 @@ const ROWS: Record<string, Row> = {
     holding: 'secret:read',
     depth: 'organization',
     // For the same reason as in `createApiToken`.
-    body: { name: 'Other', expires_at: new Date(Date.now() + 3_600_000).toISOString() },
+    body: { name: 'Other', expires_at: IN_AN_HOUR },
     narrowed: 404
   },
   patchApiToken: {
@@ -541,7 +544,7 @@ const ROWS: Record<string, Row> = {
     holding: 'secret:read',
     depth: 'organization',
     // For the same reason as in `createApiToken`.
-    body: { name: 'Other', expires_at: new Date(Date.now() + 3_600_000).toISOString() },
+    body: { name: 'Other', expires_at: IN_AN_HOUR },
     narrowed: 404
   },
   rotateApiToken: {
