@@ -30,6 +30,10 @@ import { openRows } from '../../src/jobs/violations.ts'
 import { beside } from './statements.ts'
 import { QUICK } from './costs.ts'
 
+// Each service adds listeners for the end of its process, and a process of the tests starts many services. Without
+// this, Node.js warns on standard error, where tests expect the lines of a command.
+process.setMaxListeners(0)
+
 /** Whether the tests run on a Citus cluster. */
 export const ON_CITUS = process.env.TEST_CITUS_NODES !== undefined
 /**
