@@ -32,7 +32,7 @@ const onServer = server && {
 }
 const places = [onServer, { name: 'embedded database', env: {} }]
 const totals = { pass: 0, fail: 0, cpu: 0, isWhole: server !== undefined || quick || process.env.CI !== 'true' }
-// Fault tests measure recovery times, so at most two processes run at once.
+// Many files wait, so there are more processes than cores. Fault tests measure recovery times: two processes at most.
 const processes = faults ? 2 : Math.max(2, availableParallelism()) + 2
 const isLast = ({ words }) => words.includes('after all others') || (faults && words.includes('alone'))
 for (const on of places) {

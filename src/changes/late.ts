@@ -23,7 +23,7 @@ interface OfPersonOptions {
 
 /**
  * The `organization_id` in `late_events` of a person whose organizations could not be listed, because a Citus node did
- * not respond. `listLateOfUnlisted` replaces such a row by a row for each organization.
+ * not respond. `replaceUnlisted` replaces such a row by a row for each organization.
  */
 export const UNLISTED_ORGANIZATIONS = '0'.repeat(26)
 
@@ -64,7 +64,7 @@ const AT_ONCE = { unlisted: 20, listed: 200 }
  * member now. A new row keeps the id of the old row. So if an attacker puts a copy of the old row back later, the
  * replay is detected (`findAppended`).
  */
-export async function listLateOfUnlisted (handle: Db): Promise<void> {
+export async function replaceUnlisted (handle: Db): Promise<void> {
   for (let deleted = AT_ONCE.unlisted; deleted === AT_ONCE.unlisted;) {
     deleted = await transaction(handle, async (db) => {
       const late = await takeLateEvents(db, UNLISTED_ORGANIZATIONS, AT_ONCE.unlisted)

@@ -148,7 +148,7 @@ export async function takeSteps (db: Db, requests: readonly Request[], commit: S
     const verdict = verdictOf.get(request)!
     if (verdict === 'ended') throw new CallerEnded()
     if (actor.caller != null) requireOpen(counter)
-    // Only a document is decided although the caller's rows are locked, so that a refusal does not depend on locks.
+    // A document without a key is decided all the same, so that its refusal does not depend on locks.
     if (verdict === 'locked' && (request.kind === 'rows' || actor.answering != null)) throw new RowLocked()
     responses.refuseRepeat(actor)
     return verdict

@@ -13,11 +13,12 @@ const REPORT_INTERVAL_MS = 5_000
 const MAX_LOGGED_IDS = 10
 
 /** One pass over the versions of a project: the cursor, and the numbers of versions. */
-interface Pass { after: Cursor, moved: number, held: number, unreadable: number, named: number[], reported: number }
+interface Pass { after: Cursor, moved: number, locked: number, unreadable: number, named: number[], reported: number }
 
 /** Re-encrypts versions in the background, one batch of each project in turn. Several instances share the work. */
 export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Keyring, log: Log }): Background {
-  const begin = (): Pass => ({ after: START, moved: 0, held: 0, unreadable: 0, named: [], reported: performance.now() })
+  const begin = (): Pass =>
+    ({ after: START, moved: 0, locked: 0, unreadable: 0, named: [], reported: performance.now() })
   const about = ({ organization, project_id }: Waiting) => ({ organization: organization.id, project: project_id })
 
   // After the last batch, ends the re-encryption if no versions are left. If versions are left, another instance may
@@ -31,11 +32,11 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
     const named = [...pass.named, ...batch.unreadable].slice(0, MAX_LOGGED_IDS)
     const unreadable = pass.unreadable + batch.unreadable.length
     const moved = pass.moved + batch.moved
-    const held = pass.held + batch.held
+    const locked = pass.locked + batch.locked
     if (!end) {
       const isTime = performance.now() - pass.reported >= REPORT_INTERVAL_MS
       if (isTime) log.info({ ...of, moved }, 'history is being re-encrypted')
-      return { more: { after, moved, held, unreadable, named, reported: isTime ? performance.now() : pass.reported } }
+      return { more: { after, moved, locked, unreadable, named, reported: isTime ? performance.now() : pass.reported } }
     }
     const done = left && (await change(db, systemOf(organization.id), {
       decide: () => ({
@@ -45,7 +46,7 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
     })).written
     if (done !== undefined) log.info({ ...of, moved: done.moved, unreadable }, 'history re-encrypted')
     else if (moved > 0) return { more: begin() }
-    else if (held > 0) return 'locked'
+    else if (locked > 0) return 'locked'
     if (unreadable > 0) log.warn({ ...of, unreadable, versions: named }, 'unreadable versions stay under their old key')
     return 'nothing'
   }

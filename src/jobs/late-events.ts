@@ -1,4 +1,4 @@
-import { listLateOfUnlisted, recordLate } from '../changes/late.ts'
+import { replaceUnlisted, recordLate } from '../changes/late.ts'
 import type { Db } from '../db/database.ts'
 import { listLate } from '../repositories/audit/audit.ts'
 import type { Log } from '../telemetry/log.ts'
@@ -15,7 +15,7 @@ export function createLateEventWorker (
 ): Background {
   return createRoundRobin<string, true>({
     async list (after, limit) {
-      if (after === undefined) await listLateOfUnlisted(db)
+      if (after === undefined) await replaceUnlisted(db)
       return listLate(db, after, limit)
     },
     nameOf: (organization) => organization,

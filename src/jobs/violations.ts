@@ -15,13 +15,13 @@ export const openRows = async (database: Database, keyring: Keyring): Promise<vo
 async function recordViolations (
   db: Db, violations: readonly Violation[], failed: (error: unknown) => void
 ): Promise<void> {
-  const found = new Map<string, AuditEvent[]>()
+  const eventsOf = new Map<string, AuditEvent[]>()
   for (const violation of violations) {
     const { table, row, about } = violation
     const id = row.id ?? about.user_id ?? row.user_id
     for (const organization of await organizationsOf(db, violation)) {
-      const events = found.get(organization) ?? []
-      found.set(organization, events)
+      const events = eventsOf.get(organization) ?? []
+      eventsOf.set(organization, events)
       events.push({
         action: 'integrity.violation',
         resource_type: table,
@@ -30,7 +30,7 @@ async function recordViolations (
       })
     }
   }
-  for (const [organization, events] of found) {
+  for (const [organization, events] of eventsOf) {
     try {
       await change(db, systemOf(organization), { decide: () => ({ write: async () => {}, events }) })
     } catch (error) {

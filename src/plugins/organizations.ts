@@ -5,7 +5,7 @@ import {
 } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { change } from '../changes/change.ts'
-import { changeThatCreates } from '../changes/person.ts'
+import { changeThatCreates } from '../changes/creation.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, personOf, principalOf } from '../http/routes/actor.ts'
 import { requireSecondFactor } from '../http/guard/access.ts'

@@ -42,7 +42,7 @@ const FLOORS: Record<string, Floor> = {
   'src/jobs': { house: [...UP_TO_REPOSITORIES, 'src/vault', 'src/changes'], packages: [] },
   'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault', 'src/changes', 'src/jobs/background.ts'], packages: ['ulidx'] },
   'src/http': {
-    house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault/memberships.ts', 'src/version.ts'],
+    house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/version.ts'],
     packages: [
       'fastify', '@fastify', '@sinclair/typebox', 'ioredis', 'lru-cache', 'pino', 'uqr', 'yaml', 'node:'
     ]

@@ -1,7 +1,7 @@
 import { ulid } from 'ulidx'
 import { FORMER_SLUG_DAYS, ORGANIZATION_STATUSES } from '../../../schemas/organizations.ts'
 import { change } from '../../changes/change.ts'
-import { changeThatCreates } from '../../changes/person.ts'
+import { changeThatCreates } from '../../changes/creation.ts'
 import type { Database } from '../../db/database.ts'
 import { chooseSlug } from '../../http/routes/slugs.ts'
 import { eventOf, operatorOf } from '../../repositories/audit/audit.ts'

@@ -63,7 +63,7 @@ interface RoleQuery {
   user_id: number
   slug?: string
   id?: string
-  /** Finds only roles in the whole project, whose number a list of projects can load. */
+  /** Omits restricted roles: a member can have too many of them for a list of projects. */
   only_whole?: boolean
 }
 

@@ -4,8 +4,8 @@ import { findFull, type Counted } from '../../repositories/billing/plans.ts'
 import { fail } from '../../rules/errors.ts'
 
 /**
- * Ends the request with 422 `plan_limit_reached` if the plan's limit is reached. The locked counter row prevents that
- * concurrent requests exceed the limit or change the plan.
+ * Ends the request with 422 `plan_limit_reached` if the plan's limit is reached. The counter row is locked, so
+ * that concurrent requests neither exceed the limit nor change the plan.
  */
 export async function requirePlanQuota (
   db: Db, { organization_id, plan }: Counter, what: Counted

@@ -27,10 +27,10 @@ const BATCH = { versions: 25, bytes: 256 * 1024 }
 const MAX_PENDING_BYTES = 1024 * 1024
 
 /**
- * `last` is the cursor. `moved` and `held` count re-encrypted and locked versions. `end`: the batch was empty. Then
+ * `last` is the cursor. `moved` and `locked` count re-encrypted and locked versions. `end`: the batch was empty. Then
  * `left` is what is left of the whole project, unless this is more than the unreadable versions of the pass.
  */
-interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean, left?: Left }
+interface Batch { last: Cursor, moved: number, locked: number, unreadable: number[], end: boolean, left?: Left }
 
 /** The number of versions under former keys, and the key version of the project. */
 export interface Left { versions: number, key_version: number }
@@ -45,20 +45,20 @@ export async function moveBatch (
     unreadable: number
   }
 ): Promise<Batch> {
-  const end = { last: after, moved: 0, held: 0, unreadable: [], end: true }
+  const end = { last: after, moved: 0, locked: 0, unreadable: [], end: true }
   const project = await lockProject(db, organization.id, { id: projectId }, 'share')
   if (project === undefined || project.encryption_type !== 'server') return end
   const batch = fitting(await listWaiting(db, project, after, BATCH.versions), BATCH.bytes)
   const last = batch.at(-1)
   if (last === undefined) {
-    const found = await findLeft(db, project, known)
-    return found === 'more' ? end : { ...end, left: { versions: found.left, key_version: project.key_version } }
+    const remaining = await findLeft(db, project, known)
+    return remaining === 'more' ? end : { ...end, left: { versions: remaining.left, key_version: project.key_version } }
   }
   const storageKey = storageKeyOf(keyring, organization)
   const dataKey = dataKeyOf(keyring, await findActiveKeyOf(db, project))
   const unreadable: number[] = []
-  const found = await findWaiting(db, project, batch.map(({ id }) => id), null, 'skip')
-  const moved = found.flatMap((version) => {
+  const unlocked = await findWaiting(db, project, batch.map(({ id }) => id), null, 'skip')
+  const moved = unlocked.flatMap((version) => {
     const plain = unlessTampered(() =>
       openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version)))
     // The version was manipulated, or a client stored invalid content. The version stays unchanged.
@@ -72,7 +72,7 @@ export async function moveBatch (
     return sealed(storageKey, project, version, blob)
   })
   if (moved.length > 0) await moveVersions(db, project, moved)
-  return { last, moved: moved.length, held: batch.length - found.length, unreadable, end: false }
+  return { last, moved: moved.length, locked: batch.length - unlocked.length, unreadable, end: false }
 }
 
 /**
