@@ -295,7 +295,7 @@ t.test('places of long transactions are shared out by organizations: of those th
 
 // A YAML document whose parsing takes tens of milliseconds.
 const slow = (n: number) => Array.from({ length: 1_400 }, (_, i) => `P${i}: v${n}`).join('\n')
-const AT_ONCE = 40
+const AT_ONCE = 12
 
 t.test('documents that take long to parse share no transaction, and each is stored once', async (t) => {
   const busy = await service.organization()
