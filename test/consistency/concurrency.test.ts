@@ -385,8 +385,9 @@ t.test('tokens, members, grants and accounts that change at once from many clien
   const { send, service, addresses, organization } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const people = await Promise.all(times(4, async (i) => {
-    const person = await makePerson(service, { [organization]: 'owner' })
-    return { person, ...await issuePair(service, person, SCOPE_NAMES), tokens: [] as string[], key: `P${i}` }
+    const person = await untilDone(() => makePerson(service, { [organization]: 'owner' }))
+    const pair = await untilDone(() => issuePair(service, person, SCOPE_NAMES))
+    return { person, ...pair, tokens: [] as string[], key: `P${i}` }
   }))
   const ids: string[] = []
   const expires_at = new Date(Date.now() + 3_600_000).toISOString()
@@ -476,7 +477,7 @@ t.test('tokens, members, grants and accounts that change at once from many clien
   }
   // A session reports its statistics when it ends.
   const others = 'FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()'
-  await service.database.background.transaction(async (db) => {
+  await untilDone(() => service.database.background.transaction(async (db) => {
     await db.execute(sql.raw(`SELECT pg_terminate_backend(pid) ${others}`))
     for (let left = 1; left > 0;) {
       await db.execute(sql`SELECT pg_stat_clear_snapshot()`)
@@ -485,7 +486,7 @@ t.test('tokens, members, grants and accounts that change at once from many clien
     t.same(await db.execute(sql`SELECT deadlocks::int FROM pg_stat_database WHERE datname = current_database()`), [
       { deadlocks: 0 }
     ])
-  })
+  }))
 })
 
 t.test('two transactions that lock each other out are both done, one of them again', async (t) => {
