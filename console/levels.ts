@@ -1,5 +1,6 @@
 import { ApiError, call, type Reply, type Request, type Schemas } from './api.ts'
-import { heldKey, isOpen, openBlob, sealBlob } from './crypto.ts'
+import { openBlob, sealBlob } from '../src/client/keys.ts'
+import { heldKey, isOpen } from './held-keys.ts'
 import { changeValues, compareValues, nestedValues, problemIn, readValues, type Comparison, type Format, type NameChange } from './values.ts'
 
 // A level is a project, a target or an environment. Each kind has operations of its own.

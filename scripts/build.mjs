@@ -6,7 +6,7 @@ import { cpSync, existsSync, readdirSync, rmSync, statSync, writeFileSync } from
 import { join } from 'node:path'
 
 const STAMP = 'dist/.built'
-const SOURCES = ['schemas', 'src', 'test', 'bench', 'examples', 'drizzle', 'patches', 'console']
+const SOURCES = ['schemas', 'src', 'test', 'bench', 'examples', 'drizzle', 'patches', 'console', 'cli']
 
 export function build () {
   // Hides the long standard output. A changed patch does not apply to a package that has the old patch: see the advice.
@@ -15,12 +15,14 @@ export function build () {
   run('node_modules/typescript-native/bin/tsc', ['-p', 'tsconfig.json'])
   run('scripts/packages.mjs')
   run('scripts/openapi-3.0.mjs')
-  // The console is checked against openapi.yaml, so `npm run openapi` first builds without it.
+  // The console and the command line client are checked against openapi.yaml, so `npm run openapi` first builds without them.
   if (!process.argv.includes('--server')) {
     run('scripts/console-types.mjs')
     run('node_modules/typescript-native/bin/tsc', ['-p', 'console/tsconfig.json'])
     run('scripts/console.mjs')
+    run('node_modules/typescript-native/bin/tsc', ['-p', 'cli/tsconfig.json'])
   }
+  run('scripts/client.mjs')
   rmSync('dist/drizzle', { recursive: true, force: true })
   cpSync('drizzle', 'dist/drizzle', { recursive: true })
   // In a child process, because this process would keep the memory, and `npm start` serves in this process.
@@ -34,7 +36,7 @@ export function buildIfNeeded () {
   const built = statSync(STAMP).mtimeMs
   const files = SOURCES.filter((folder) => existsSync(folder)).flatMap((folder) =>
     readdirSync(folder, { recursive: true }).map((name) => join(folder, name)))
-  const others = ['package-lock.json', 'tsconfig.json', 'openapi.yaml', 'scripts/packages.mjs', 'scripts/openapi-3.0.mjs', 'scripts/console.mjs', 'scripts/console-types.mjs']
+  const others = ['package-lock.json', 'tsconfig.json', 'openapi.yaml', 'scripts/packages.mjs', 'scripts/openapi-3.0.mjs', 'scripts/console.mjs', 'scripts/console-types.mjs', 'scripts/client.mjs']
   if ([...files, ...others].some((file) => statSync(file).mtimeMs > built)) buildWithMessage()
 }
 

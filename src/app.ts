@@ -17,6 +17,7 @@ import { transaction } from './changes/transaction.ts'
 import { installAccess } from './http/guard/access.ts'
 import { installDryRuns } from './http/guard/dry-runs.ts'
 import { installGoSdkCompat } from './http/routes/go-sdk-compat.ts'
+import { installClient } from './http/pages/client.ts'
 import { installConsole, isLostInConsole } from './http/pages/console.ts'
 import { seeOther } from './http/pages/pages.ts'
 import { installAliases } from './http/routes/aliases.ts'
@@ -256,6 +257,7 @@ export async function buildApp (
   installMethods(app)
   // Install before the guard: its `onRoute` hook throws for routes without `access`, such as routes of libraries.
   await installDocs(app)
+  await installClient(app)
   if (config.console) await installConsole(app)
   installPathParams(app)
   installDryRuns(app)

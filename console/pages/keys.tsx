@@ -1,6 +1,7 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
-import { checkOf, deriveKey, holdKey, newKey, openBlob, sealBlob, heldKey, type ClientKey } from '../crypto.ts'
+import { checkOf, deriveKey, newKey, openBlob, sealBlob, type ClientKey } from '../../src/client/keys.ts'
+import { heldKey, holdKey } from '../held-keys.ts'
 import { projectPath, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
 import { KeyGate, NewKeyString, projectOf, Secret, storedDocuments } from '../secrets.tsx'

@@ -1,6 +1,7 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
-import { checkOf, holdKey, newKey } from '../crypto.ts'
+import { checkOf, newKey } from '../../src/client/keys.ts'
+import { holdKey } from '../held-keys.ts'
 import { storeDocument } from '../levels.ts'
 import { go } from '../router.ts'
 import { NewKeyString } from '../secrets.tsx'

@@ -34,7 +34,7 @@ const TEXTS: Record<string, () => Promise<string>> = {
 
 async function usage (): Promise<string> {
   const nouns = await Promise.all(Object.values(NOUNS).map((load) => load()))
-  return `Usage: strongroom COMMAND\n       strongroom --version\n\n${nouns.map(({ help }) => help).join('')}`
+  return `Usage: strongroom-server COMMAND\n       strongroom-server --version\n\n${nouns.map(({ help }) => help).join('')}`
 }
 
 /**

@@ -35,7 +35,7 @@ t.test('the console has at most 4,200 lines, a file for each page, and 120 KB', 
 })
 
 t.test('a key is forgotten after 15 minutes without use', async (t) => {
-  const { holdKey, isOpen, heldKey } = await load('crypto.ts')
+  const { holdKey, isOpen, heldKey } = await load('held-keys.ts')
   mock.timers.enable({ apis: ['setTimeout'] })
   t.teardown(() => mock.timers.reset())
   const minutes = (count: number) => mock.timers.tick(count * 60_000)
@@ -277,7 +277,7 @@ t.test('an edited document is a change of names if nothing else differs', async 
 })
 
 t.test('the browser derives keys and opens blobs as the vectors say', async (t) => {
-  const { deriveKey, openBlob, sealBlob } = await load('crypto.ts')
+  const { deriveKey, openBlob, sealBlob } = await load('../src/client/keys.ts')
   const { keys, blobs } = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
   const strong = keys.find((one: { iterations: number }) => one.iterations >= 600_000)
   const { key_string, salt, iterations, data_key, proof } = strong

@@ -226,7 +226,7 @@ t.test('CR-10 CR-11: a malformed master key is refused, and none is made for an 
 t.test('who asks for help is told every command, and no command runs', async (t) => {
   const dir = join(scratchDirectory(t), 'data')
   const { stderr: usage } = await command([])
-  t.match(usage, /^Usage: strongroom COMMAND\n/)
+  t.match(usage, /^Usage: strongroom-server COMMAND\n/)
   const told = { code: 0, stdout: usage, stderr: '' }
   for (const args of [
     ['help'], ['--help'], ['-h'], ['serve', '--help'], ['serve', '-h'], ['init', '--organization', 'Nimbus', '--help'],

@@ -304,6 +304,6 @@ t.test('a misspelt command or option names the nearest one and the valid ones, w
   for (const [args, line] of rows) {
     t.same(await command(args), { code: 2, stdout: '', stderr: `${line}\n` }, args.join(' '))
   }
-  t.match(await command([]), { code: 2, stdout: '', stderr: /^Usage: strongroom COMMAND\n/ })
-  t.match(await command(['help']), { code: 0, stdout: /^Usage: strongroom COMMAND\n/, stderr: '' })
+  t.match(await command([]), { code: 2, stdout: '', stderr: /^Usage: strongroom-server COMMAND\n/ })
+  t.match(await command(['help']), { code: 0, stdout: /^Usage: strongroom-server COMMAND\n/, stderr: '' })
 })

@@ -145,7 +145,7 @@ t.test('the limits and defaults that pages name are those of the code', async (t
     ],
     'docs/console.md': [
       `After ${constant('console/ui.tsx', 'SHOWN_MS') / 1000} seconds`,
-      `After ${constant('console/crypto.ts', 'FORGET_AFTER_MS') / 60_000} minutes without use`,
+      `After ${constant('console/held-keys.ts', 'FORGET_AFTER_MS') / 60_000} minutes without use`,
       `a token that lives ${inWords(PRIVILEGED_SECONDS / 60)} minutes`
     ],
     'docs/encryption.md': [

@@ -129,7 +129,8 @@ function installRoot (app: FastifyInstance) {
   })
 }
 
-const OF_DOCS = { access: 'public', limit: 'docs', cache: 'no-cache' } as const
+/** Documentation files: public, with a limit of their own, and checked again by browsers at each use. */
+export const OF_DOCS = { access: 'public', limit: 'docs', cache: 'no-cache' } as const
 const hidden = { schema: { hide: true } }
 
 /** The document as `openapi.yaml` and `openapi.json` have it. */

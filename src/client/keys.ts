@@ -1,23 +1,23 @@
-import { signal } from '@preact/signals'
-
-// Client-managed projects: the browser derives the key from the key string (docs/encryption.md, "Writing a client"),
-// and never sends the key string or the key. WebCrypto derives off the main thread.
+// Keys and blobs of client-managed projects (docs/encryption.md, "Writing a client"), for the console and the command
+// line client. The key string and the data key stay in the process. WebCrypto derives off the main thread.
 
 /** The parameters of a key derivation, as the service stores them. */
 export interface Derivation { salt: string, iterations: number }
 
+type DataKey = Awaited<ReturnType<typeof crypto.subtle.importKey>>
+
 /** A key of a client-managed project. The key string itself is not kept. */
-export interface ClientKey extends Derivation { key: CryptoKey, proof: string }
+export interface ClientKey extends Derivation { key: DataKey, proof: string }
 
 const ITERATIONS = 600_000
 
 /** The fields with which a project registers a key. */
 export const checkOf = ({ proof, salt, iterations }: ClientKey) =>
   ({ key_check: proof, key_check_salt: salt, key_check_iterations: iterations })
-const FORGET_AFTER_MS = 15 * 60 * 1000
 
-export const bytesOf = (base64: string): Uint8Array<ArrayBuffer> =>
-  Uint8Array.from(atob(base64), (character) => character.charCodeAt(0))
+type Bytes = Uint8Array<ArrayBuffer>
+
+export const bytesOf = (base64: string): Bytes => Uint8Array.from(atob(base64), (character) => character.charCodeAt(0))
 
 export function base64Of (bytes: Uint8Array): string {
   let text = ''
@@ -29,7 +29,6 @@ export function base64Of (bytes: Uint8Array): string {
 export const newKeyString = (): string =>
   [...crypto.getRandomValues(new Uint8Array(32))].map((byte) => byte.toString(16).padStart(2, '0')).join('')
 
-type Bytes = Uint8Array<ArrayBuffer>
 async function pbkdf2 (password: Bytes, { salt, iterations }: Derivation): Promise<Bytes> {
   const key = await crypto.subtle.importKey('raw', password, 'PBKDF2', false, ['deriveBits'])
   const bits = await crypto.subtle.deriveBits({ name: 'PBKDF2', hash: 'SHA-256', salt: bytesOf(salt), iterations }, key, 256)
@@ -39,7 +38,7 @@ async function pbkdf2 (password: Bytes, { salt, iterations }: Derivation): Promi
 /** Derives the data key and the key proof. Throws an error with a sentence for people. */
 export async function deriveKey (keyString: string, derivation: Derivation): Promise<ClientKey> {
   if (derivation.iterations < ITERATIONS) {
-    throw new Error(`The service names only ${derivation.iterations} iterations. A guess would be cheap, so this page stops here.`)
+    throw new Error(`The service names only ${derivation.iterations} iterations. A guess would be cheap, so the key is not derived.`)
   }
   const password = new TextEncoder().encode(keyString)
   if (password.length < 16) throw new Error('A key string has at least 16 characters.')
@@ -65,7 +64,7 @@ export async function openBlob ({ key }: ClientKey, blob: string): Promise<strin
     const plain = await crypto.subtle.decrypt({ name: 'AES-GCM', iv: bytes.subarray(0, 12) }, key, bytes.subarray(12))
     return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(plain)
   } catch {
-    throw new Error('The key of this page does not decrypt this document. It may be encrypted with an older key.')
+    throw new Error('The key does not decrypt this document. The document may be encrypted with an older key.')
   }
 }
 
@@ -76,34 +75,4 @@ export async function sealBlob ({ key }: ClientKey, text: string): Promise<strin
   blob.set(iv)
   blob.set(new Uint8Array(sealed), 12)
   return base64Of(blob)
-}
-
-/** The open keys by project (organization/project); a key without use for 15 minutes is forgotten. */
-const held = signal<ReadonlyMap<string, { key: ClientKey, timer: number }>>(new Map())
-
-export function holdKey (project: string, key: ClientKey) {
-  forgetKey(project)
-  const timer = window.setTimeout(() => forgetKey(project), FORGET_AFTER_MS)
-  held.value = new Map(held.value).set(project, { key, timer })
-}
-
-export function forgetKey (project: string) {
-  const found = held.value.get(project)
-  if (found === undefined) return
-  clearTimeout(found.timer)
-  held.value = new Map([...held.value].filter(([id]) => id !== project))
-}
-
-/** Forgets all keys, when the person signs out. */
-export const forgetKeys = () => [...held.peek().keys()].forEach(forgetKey)
-
-export const isOpen = (project: string): boolean => held.value.has(project)
-
-/** The key of a project. Each use starts the 15 minutes again. Throws an error with a sentence for people. */
-export function heldKey (project: string): ClientKey {
-  const found = held.peek().get(project)
-  if (found === undefined) throw new Error('Enter the key string of this project first.')
-  clearTimeout(found.timer)
-  found.timer = window.setTimeout(() => forgetKey(project), FORGET_AFTER_MS)
-  return found.key
 }

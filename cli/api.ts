@@ -1,0 +1,128 @@
+import createClient, { type Client } from 'openapi-fetch'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { Away, Failure, Refusal } from './failure.ts'
+import { accessTokenOf } from './logins.ts'
+import { plain } from './output.ts'
+import { textOfPlace, type Place, type Service } from './settings.ts'
+import type { components, paths } from '../dist/openapi-types.d.ts'
+
+export type Schemas = components['schemas']
+
+/** How long a command waits for the service, in milliseconds: `run` starts programs, so it waits less. */
+export const RUN_MS = 3_000
+export const COMMAND_MS = 30_000
+/** The longest wait after a 429 that a command takes upon itself. */
+const RETRY_SECONDS = 5
+
+/** A response of the service to a request that succeeded. */
+export interface Reply<T> { data: T, headers: Headers }
+type Request<T> = (client: Client<paths>) => Promise<{ data?: T, error?: unknown, response: Response }>
+
+export interface Api {
+  /**
+   * Sends a request; waits once after a short 429. Throws `Refusal` if the service refuses, and `Away` if there is no
+   * response of the service: no connection, a timeout, a status of 500 and more, a long 429, or a page of a proxy.
+   */
+  send<T> (request: Request<T>): Promise<Reply<T>>
+}
+
+/** Calls the service. All requests together wait for `waitMs`, and for one `Retry-After` of up to 5 s in addition. */
+export function createApi ({ url, credential }: Service, waitMs: number): Api {
+  let until = Date.now() + waitMs
+  let token: string | undefined
+  let signal: AbortSignal
+  const client = createClient<paths>({
+    baseUrl: url,
+    fetch: (request) => {
+      request.headers.set('authorization', `Bearer ${token}`)
+      return fetch(request, { redirect: 'error', credentials: 'omit', signal })
+    }
+  })
+
+  /** One attempt; returns the response if it is a 429. */
+  async function attempt<T> (request: Request<T>, rejected?: string): Promise<Reply<T> | Response> {
+    signal = AbortSignal.timeout(Math.max(1, until - Date.now()))
+    token = credential.kind === 'token' ? credential.token : await accessTokenOf(credential.login, signal, rejected)
+    const { data, error, response } = await request(client).catch((error: unknown) => { throw awayOf(url, error) })
+    if (response.headers.get('x-api-version') === null) {
+      throw new Away(`${url} answered with a page that is not the service's (status ${response.status}).`)
+    }
+    if (response.ok) return { data: data as T, headers: response.headers }
+    if (response.status >= 500) throw new Away(`${url} answered with status ${response.status}.`)
+    if (response.status === 429) return response
+    throw refusalOf(response.status, error)
+  }
+
+  return {
+    async send<T> (request: Request<T>) {
+      let isRenewed = false
+      let hasWaited = false
+      for (;;) {
+        try {
+          const reply = await attempt(request, isRenewed ? token : undefined)
+          if (!(reply instanceof Response)) return reply
+          const seconds = Number(reply.headers.get('retry-after') ?? 1)
+          if (hasWaited || !(seconds <= RETRY_SECONDS)) {
+            throw new Away(`${url} asks to wait for ${seconds} seconds (status 429).`)
+          }
+          hasWaited = true
+          until += seconds * 1000
+          await sleep(seconds * 1000)
+        } catch (error) {
+          const isRejected = error instanceof Refusal && error.httpStatus === 401 && credential.kind === 'login' && !isRenewed
+          if (!isRejected) throw error
+          isRenewed = true
+        }
+      }
+    }
+  }
+}
+
+function awayOf (url: string, error: unknown): Failure {
+  if (error instanceof Failure) return error
+  const { name, cause } = error as Error & { cause?: { code?: string, message?: string } }
+  const reason = name === 'TimeoutError' ? 'no answer in time' : cause?.code ?? cause?.message ?? name
+  return new Away(`${url} cannot be reached (${reason}).`)
+}
+
+function refusalOf (status: number, body: unknown): Refusal {
+  const { error = '', message, details = {}, errors = {} } = Object(body) as {
+    error?: string, message?: string, details?: { required_scope?: string }, errors?: Record<string, string[]>
+  }
+  const sentences = [
+    message ?? `The service refused the request with status ${status}.`,
+    details.required_scope === undefined ? '' : `It needs the scope ${details.required_scope}.`,
+    ...Object.entries(errors).map(([field, [text]]) => `${field}: ${text}`),
+    status === 401 ? 'Sign in with `strongroom login`, or use another token.' : ''
+  ]
+  return new Refusal(plain(sentences.filter((one) => one !== '').join(' ')), status, error)
+}
+
+// The paths of the three kinds of levels have the same operations with the same shapes.
+
+type Operations<Suffix extends string> = `/api/v1/{organization}/{project}/{target}/{environment}${Suffix}`
+
+/** The template of a path below a level. */
+export const templateOf = <Suffix extends string>({ target, environment }: Place, suffix: Suffix): Operations<Suffix> =>
+  `/api/v1/{organization}/{project}${target === undefined ? '' : '/{target}'}${environment === undefined ? '' : '/{environment}'}${suffix}` as Operations<Suffix>
+
+/** The parameters of a path below a level. */
+export const parametersOf = (organization: string, { project, target = '', environment = '' }: Place) =>
+  ({ organization, project, target, environment })
+
+/** The organization of a request: the named one, that of the token, or the only one of the login. */
+export async function organizationOf (api: Api, { credential }: Service, named: string | undefined): Promise<string> {
+  if (named !== undefined) return named
+  if (credential.kind === 'token') {
+    const { data } = await api.send((client) => client.GET('/api/v1/organization'))
+    return data.data.attributes.slug
+  }
+  const { data } = await api.send((client) => client.GET('/api/v1/user'))
+  const slugs = data.included.map(({ attributes }) => attributes.slug)
+  if (slugs.length === 1) return slugs[0]!
+  throw new Failure(slugs.length === 0
+    ? 'You belong to no organization.'
+    : `You belong to several organizations: choose one with --organization. They are ${slugs.join(', ')}.`)
+}
+
+export const levelText = (organization: string, place: Place): string => `${organization}/${textOfPlace(place)}`

@@ -1,0 +1,68 @@
+import { createCipheriv, createDecipheriv, createHash, hkdfSync, randomBytes } from 'node:crypto'
+import { join } from 'node:path'
+import { Failure } from './failure.ts'
+import { cacheFolder, readIfThere, replaceFile } from './files.ts'
+import type { Service } from './settings.ts'
+import type { Loaded } from './values.ts'
+
+// Loaded values, sealed with AES-256-GCM. Only the caller who loaded them can open them: the key is derived from the
+// API token, or lies beside the login. The additional data bind them to the service, the place and the caller.
+
+const MAX_BYTES = 64 * 1024 * 1024
+
+/** What a cached copy is bound to. `organization` is empty if the caller determines it. */
+export interface Binding { service: Service, organization: string, place: string }
+
+interface Sealed { at: number, loaded: Loaded }
+
+const callerOf = ({ credential }: Service): string => credential.kind === 'token'
+  ? `token ${createHash('sha256').update(credential.token).digest('hex')}`
+  : `login ${credential.login.person.id}`
+
+const keyOf = ({ credential }: Service): Buffer => credential.kind === 'token'
+  ? Buffer.from(hkdfSync('sha256', credential.token, '', 'strongroom cache', 32))
+  : Buffer.from(credential.login.cache_key, 'base64')
+
+const boundTo = ({ service, organization, place }: Binding): Buffer =>
+  Buffer.from(JSON.stringify(['strongroom cache 1', service.url, organization, place, callerOf(service)]))
+
+const pathOf = (binding: Binding): string =>
+  join(cacheFolder(), `${createHash('sha256').update(boundTo(binding)).digest('hex').slice(0, 40)}.sealed`)
+
+/** Keeps loaded values. A cache that cannot be written stops nothing. */
+export function keep (binding: Binding, loaded: Loaded): void {
+  const iv = randomBytes(12)
+  const cipher = createCipheriv('aes-256-gcm', keyOf(binding.service), iv).setAAD(boundTo(binding))
+  const text = JSON.stringify({ at: Date.now(), loaded } satisfies Sealed)
+  const sealed = Buffer.concat([iv, cipher.update(text, 'utf8'), cipher.final(), cipher.getAuthTag()])
+  if (sealed.length > MAX_BYTES) return
+  try { replaceFile(pathOf(binding), sealed.toString('base64')) } catch { /* A read-only home, or a full disk. */ }
+}
+
+/** The kept values and their age in seconds. Throws a sentence that says why there are none that may be used. */
+export function recall (binding: Binding, maxStaleSeconds: number): { loaded: Loaded, age: number } {
+  let text: string | undefined
+  try { text = readIfThere(pathOf(binding)) } catch { text = undefined }
+  if (text === undefined) throw new Failure('There is no cached copy of these values.')
+  const sealed = Buffer.from(text, 'base64')
+  let stored: Sealed
+  try {
+    const cipher = createDecipheriv('aes-256-gcm', keyOf(binding.service), sealed.subarray(0, 12), { authTagLength: 16 })
+      .setAAD(boundTo(binding)).setAuthTag(sealed.subarray(-16))
+    stored = JSON.parse(Buffer.concat([cipher.update(sealed.subarray(12, -16)), cipher.final()]).toString('utf8')) as Sealed
+  } catch { throw new Failure('The cached copy of these values was changed, or belongs to another login, so it is not used.') }
+  const age = Math.floor((Date.now() - stored.at) / 1000)
+  if (age < 0) throw new Failure('The cached copy of these values is from the future, so it is not used: look at the clock.')
+  if (age >= maxStaleSeconds) {
+    throw new Failure(`The cached copy of these values is ${ageText(age)} old, so it is not used (--max-stale).`)
+  }
+  return { loaded: stored.loaded, age }
+}
+
+/** An age in words, such as `3 h 12 min`. */
+export function ageText (seconds: number): string {
+  if (seconds < 60) return `${seconds} s`
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`
+  const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor(seconds % 3600 / 60)]
+  return hours < 48 ? `${hours} h ${minutes} min` : `${Math.floor(hours / 24)} days`
+}

@@ -1,0 +1,32 @@
+/** An error of this command: one sentence that says what to do. `status`: the exit status, if not the usual one. */
+export class Failure extends Error {
+  status: number | undefined
+  constructor (message: string, status?: number) {
+    super(message)
+    this.status = status
+  }
+}
+
+/** Wrong usage of the command. */
+export class Misuse extends Failure {
+  constructor (message: string) { super(message, 2) }
+}
+
+/** The service does not answer now, so a cached response may replace its response. */
+export class Away extends Failure {}
+
+/** The service refused the request. */
+export class Refusal extends Failure {
+  httpStatus: number
+  /** The code of the error, such as `not_found`. */
+  code: string
+  constructor (message: string, httpStatus: number, code: string) {
+    super(message)
+    this.httpStatus = httpStatus
+    this.code = code
+  }
+}
+
+/** The message of an error of Node.js, such as `EACCES: permission denied`, without the path and the stack. */
+export const reasonOf = (error: unknown): string =>
+  error instanceof Failure ? error.message : ((error as NodeJS.ErrnoException).code ?? (error as Error).message)

@@ -1,0 +1,94 @@
+import { createHash, randomBytes } from 'node:crypto'
+import { mkdirSync, readdirSync, rmSync } from 'node:fs'
+import { join } from 'node:path'
+import { Away, Failure, reasonOf } from './failure.ts'
+import { configFolder, readIfThere, replaceFile, withLock } from './files.ts'
+
+/** The client of the service that this command is; every service knows it. */
+export const CLIENT_ID = 'dotenv-cli'
+
+/** A person's login at a service: both tokens are in one file, which is replaced as a whole. */
+export interface Login {
+  url: string
+  access_token: string
+  refresh_token: string
+  /** When the access token ends, in milliseconds since 1970. */
+  expires_at: number
+  scope: string
+  person: { id: string, name: string, email: string }
+  /** The key of the cache, base64 of 32 random bytes. */
+  cache_key: string
+}
+
+const folder = (): string => join(configFolder(), 'logins')
+const pathOf = (url: string): string => join(folder(), `${createHash('sha256').update(url).digest('hex').slice(0, 32)}.json`)
+
+/** All logins of this user. */
+export function listLogins (): Login[] {
+  let names: string[]
+  try { names = readdirSync(folder()) } catch { return [] }
+  return names.filter((name) => name.endsWith('.json')).map((name) => readLogin(join(folder(), name)))
+    .filter((login) => login !== undefined)
+    .sort((one, other) => one.url < other.url ? -1 : 1)
+}
+
+function readLogin (path: string): Login | undefined {
+  const text = readIfThere(path)
+  if (text === undefined) return undefined
+  try {
+    return JSON.parse(text) as Login
+  } catch { throw new Failure(`${path} is damaged. Remove it, and sign in again with \`strongroom login\`.`) }
+}
+
+/** Stores a login. Throws if it cannot be stored, because its tokens would be lost. */
+export function storeLogin (login: Login): void {
+  try {
+    replaceFile(pathOf(login.url), `${JSON.stringify(login)}\n`)
+  } catch (error) {
+    throw new Failure(`The login cannot be stored in ${folder()}: ${reasonOf(error)}.`)
+  }
+}
+
+/** The parts of a new login that the service does not give. */
+export const newCacheKey = (): string => randomBytes(32).toString('base64')
+
+export const removeLogin = ({ url }: Login): void => rmSync(pathOf(url), { force: true })
+
+/** Runs `work` while no other process changes the login. */
+export async function whileLocked<T> ({ url }: Login, work: () => Promise<T>): Promise<T> {
+  mkdirSync(folder(), { recursive: true, mode: 0o700 })
+  return withLock(`${pathOf(url)}.lock`, work)
+}
+
+/** A token is replaced in the last minute of its life. */
+const RENEWAL_MS = 60_000
+
+/**
+ * The access token of a login, renewed if it ends within a minute, or if the service rejected it. One process at a time
+ * renews: the others find the new token in the file, because a refresh token works once.
+ *
+ * @param rejected the token that the service rejected
+ */
+export async function accessTokenOf (login: Login, signal: AbortSignal, rejected?: string): Promise<string> {
+  const isFresh = (one: Login) => one.expires_at - Date.now() > RENEWAL_MS && one.access_token !== rejected
+  if (isFresh(login)) return login.access_token
+  try {
+    return await whileLocked(login, async () => {
+      const stored = readLogin(pathOf(login.url))
+      if (stored === undefined) {
+        throw new Failure(`You signed out of ${login.url}. Run \`strongroom login ${login.url}\`.`)
+      }
+      if (isFresh(stored)) return stored.access_token
+      const { refresh } = await import('./oauth.ts')
+      const renewed = await refresh(stored, signal)
+      storeLogin(renewed)
+      return renewed.access_token
+    })
+  } catch (error) {
+    // The present token may work for its last minute.
+    const canServe = error instanceof Away && rejected === undefined && login.expires_at > Date.now()
+    if (canServe) return login.access_token
+    if (error instanceof Failure) throw error
+    throw new Failure(`The login for ${login.url} cannot be renewed in ${folder()}: ${reasonOf(error)}.`)
+  }
+}

@@ -1,0 +1,51 @@
+import { writeSync } from 'node:fs'
+
+// What people and programs read. Text of the service, of files and of names goes to a terminal only through `plain`.
+
+// eslint-disable-next-line no-control-regex
+const CONTROLS = /[\u0000-\u001f\u007f-\u009f\u2028\u2029\u202a-\u202e\u2066-\u2069]/g
+
+/** A text without characters that a terminal obeys. */
+export const plain = (text: string): string => text.replace(CONTROLS, '?')
+
+/** Whether standard error shows colours (https://no-color.org). */
+const hasColour = (): boolean => process.stderr.isTTY === true && !process.env.NO_COLOR && process.env.TERM !== 'dumb'
+
+/** Writes one line to standard error. */
+export function tell (line: string): void {
+  writeAll(2, `strongroom: ${plain(line)}\n`)
+}
+
+/** Writes one line about an error to standard error. */
+export function tellError (line: string): void {
+  writeAll(2, hasColour() ? `\u001b[31mstrongroom:\u001b[0m ${plain(line)}\n` : `strongroom: ${plain(line)}\n`)
+}
+
+/** Writes a text to standard output. */
+export const print = (text: string): void => writeAll(1, text)
+
+/** Writes JSON in one line to standard output. */
+export const printJson = (value: unknown): void => print(`${JSON.stringify(value)}\n`)
+
+/** Writes rows in columns to standard output. */
+export function printTable (rows: readonly (readonly string[])[]): void {
+  const texts = rows.map((row) => row.map(plain))
+  const widthOf = (column: number) => Math.max(...texts.map((row) => row[column]?.length ?? 0))
+  const widths = (texts[0] ?? []).map((_, column) => widthOf(column))
+  print(texts.map((row) => `${row.map((cell, at) => cell.padEnd(widths[at]!)).join('  ').trimEnd()}\n`).join(''))
+}
+
+/** Writes all bytes before it returns, also to a pipe whose reader is slow. */
+function writeAll (descriptor: 1 | 2, text: string): void {
+  const bytes = Buffer.from(text)
+  for (let at = 0; at < bytes.length;) {
+    try {
+      at += writeSync(descriptor, bytes, at)
+    } catch (error) {
+      const { code } = error as NodeJS.ErrnoException
+      if (code === 'EAGAIN') { Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 5); continue }
+      if (code === 'EPIPE' || descriptor === 2) return
+      throw error
+    }
+  }
+}

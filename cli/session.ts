@@ -1,0 +1,143 @@
+import { createApi, COMMAND_MS, organizationOf } from './api.ts'
+import { ageText, recall } from './cache.ts'
+import { Away, Failure, reasonOf } from './failure.ts'
+import { listLogins, newCacheKey, removeLogin, storeLogin, whileLocked, type Login } from './logins.ts'
+import { print, printJson, printTable, tell } from './output.ts'
+import {
+  findFile, findPlace, findService, namedOrganization, namedUrl, serviceUrl, textOfPlace, type Options, type Service
+} from './settings.ts'
+
+// Who calls the service: login, logout, whoami, doctor.
+
+/** Signs a person in at a service and keeps the tokens. */
+export async function login (
+  argument: string | undefined, options: Options & { browser?: boolean, scope?: string }
+): Promise<number> {
+  const named = argument === undefined ? namedUrl(options) : { text: argument, source: 'The address' }
+  const file = named === undefined ? await findFile() : undefined
+  const text = named ?? (file?.url === undefined ? undefined : { text: file.url, source: `The url in ${file.path}` })
+  if (text === undefined) throw new Failure('Which service? Run `strongroom login URL`.')
+  const url = serviceUrl(text.text, text.source, options)
+  const { LOGIN_SCOPES, revoke, signIn } = await import('./oauth.ts')
+  const tokens = await signIn(url, options.scope ?? LOGIN_SCOPES, options.browser !== false)
+  const unnamed: Login = { url, ...tokens, person: { id: '', name: '', email: '' }, cache_key: newCacheKey() }
+  const { person, organizations } = await callerOf({ url, source: '', credential: { kind: 'login', login: unnamed } })
+  const before = listLogins().find((one) => one.url === url)
+  // The same person keeps the cache.
+  const cache_key = before?.person.id === person.id ? before.cache_key : unnamed.cache_key
+  await whileLocked(unnamed, async () => storeLogin({ ...unnamed, person, cache_key }))
+  if (before !== undefined) await revoke(before).catch(() => {})
+  tell(`Signed in at ${url} as ${person.name} <${person.email}>.`)
+  for (const { slug, role } of organizations) tell(`  ${slug}${role === undefined ? '' : `: ${role}`}`)
+  return 0
+}
+
+/** Revokes a login and removes its tokens. Says what could not be done. */
+export async function logout (options: Options & { all?: boolean }): Promise<number> {
+  const named = namedUrl(options)
+  const url = named === undefined ? undefined : serviceUrl(named.text, named.source, options)
+  const logins = listLogins().filter((one) => url === undefined || one.url === url)
+  if (logins.length === 0) throw new Failure(`There is no login${url === undefined ? '' : ` for ${url}`}.`)
+  if (logins.length > 1 && options.all !== true) {
+    throw new Failure(`There are several logins: choose one with --url, or end them with --all. They are for ${logins.map(({ url }) => url).join(', ')}.`)
+  }
+  const { revoke } = await import('./oauth.ts')
+  let status = 0
+  for (const login of logins) {
+    const problem = await whileLocked(login, async () => {
+      const failed = await revoke(login).then(() => undefined, (error: unknown) => reasonOf(error))
+      removeLogin(login)
+      return failed
+    })
+    if (problem === undefined) tell(`Signed out of ${login.url}.`)
+    else {
+      status = 1
+      tell(`The tokens for ${login.url} are removed from this machine, but not revoked: ${problem} Revoke the application dotenv-cli on ${login.url}/account.`)
+    }
+  }
+  return status
+}
+
+interface Caller {
+  person: Login['person'], organizations: { slug: string, role: string | undefined }[], kind: string, expires: string | null
+}
+
+async function callerOf (service: Service): Promise<Caller> {
+  const api = createApi(service, COMMAND_MS)
+  const { data: { data, included } } = await api.send((client) => client.GET('/api/v1/user'))
+  const { attributes } = data
+  return {
+    kind: data.type === 'users' ? 'a person' : 'an API token',
+    person: { id: String(data.id), name: attributes.name, email: 'email' in attributes ? attributes.email : '' },
+    organizations: included.map(({ attributes: { slug, role } }) => ({ slug, role: role ?? undefined })),
+    expires: 'expires_at' in attributes ? attributes.expires_at : null
+  }
+}
+
+const sourceOf = ({ credential }: Service): string => credential.kind === 'token'
+  ? credential.source
+  : `the login of ${credential.login.person.name} <${credential.login.person.email}>`
+
+/** Says who calls which service, until when, and with which credential. */
+export async function whoami (options: Options & { json?: boolean }): Promise<number> {
+  const service = await findService(options, await findFile())
+  const { kind, person, organizations, expires } = await callerOf(service)
+  const until = service.credential.kind === 'login' ? 'renewed until you sign out or the service ends the login' : expires ?? 'no end'
+  const scopes = service.credential.kind === 'login' ? service.credential.login.scope : undefined
+  if (options.json === true) {
+    printJson({ url: service.url, kind: kind === 'a person' ? 'user' : 'api_token', name: person.name, ...(person.email !== '' && { email: person.email }), organizations, expires_at: expires, credential: sourceOf(service), scopes: scopes?.split(' ') })
+    return 0
+  }
+  printTable([
+    ['who', `${kind}: ${person.name}${person.email === '' ? '' : ` <${person.email}>`}`],
+    ['where', service.url],
+    ['organizations', organizations.map(({ slug, role }) => role === undefined ? slug : `${slug} (${role})`).join(', ')],
+    ['until', until],
+    ['credential', sourceOf(service)],
+    ...scopes === undefined ? [] : [['scopes', scopes]]
+  ])
+  return 0
+}
+
+/** Says what is configured, reachable and permitted, and how old the cached copy is. Shows no secret. */
+export async function doctor (argument: string | undefined, options: Options & { json?: boolean }): Promise<number> {
+  const rows: { check: string, ok: boolean, result: string }[] = []
+  const check = async <T>(name: string, work: () => Promise<T>, say: (found: T) => string): Promise<T | undefined> => {
+    try {
+      const found = await work()
+      rows.push({ check: name, ok: true, result: say(found) })
+      return found
+    } catch (error) {
+      rows.push({ check: name, ok: false, result: reasonOf(error) })
+      return undefined
+    }
+  }
+  const file = await check('file', findFile, (found) => found?.path ?? 'no .strongroom.yaml here or above')
+  const service = await check('service', () => findService(options, file), (found) => `${found.url} (${found.source})`)
+  const place = await check('place', async () => findPlace(argument, options, file), textOfPlace)
+  if (service !== undefined) {
+    rows.push({ check: 'credential', ok: true, result: sourceOf(service) })
+    const api = createApi(service, COMMAND_MS)
+    const caller = await check('reachable', () => callerOf(service), ({ kind, person }) => `yes, as ${kind} named ${person.name}`)
+    const named = namedOrganization(options, file)
+    const organization = caller === undefined
+      ? named
+      : await check('organization', () => organizationOf(api, service, named), (slug) => slug)
+    if (place !== undefined && caller !== undefined && organization !== undefined) {
+      const { parametersOf, templateOf } = await import('./api.ts')
+      await check('permitted', () => api.send((client) =>
+        client.GET(templateOf(place, '/secrets/names'), { params: { path: parametersOf(organization, place), query: { merge: true } } })),
+      ({ data: { meta } }) => `${meta.total} names${meta.left_out === undefined || meta.left_out.length === 0 ? '' : `, without ${meta.left_out.join(' and ')}`}`)
+    }
+    if (place !== undefined) {
+      await check('cached copy', async () => recall({ service, organization: named ?? '', place: textOfPlace(place) }, Infinity), ({ age }) => `${ageText(age)} old`)
+    }
+  }
+  if (options.json === true) printJson(rows)
+  else print('')
+  if (options.json !== true) printTable(rows.map(({ check, ok, result }) => [ok ? 'ok' : '--', check, result]))
+  const needed = ['file', 'service', 'reachable', 'organization', 'permitted']
+  return rows.every(({ check, ok }) => ok || !needed.includes(check)) ? 0 : 1
+}
+
+export { Away }
