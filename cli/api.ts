@@ -92,7 +92,7 @@ function refusalOf (status: number, body: unknown): Refusal {
   const sentences = [
     message ?? `The service refused the request with status ${status}.`,
     details.required_scope === undefined ? '' : `It needs the scope ${details.required_scope}.`,
-    ...Object.entries(errors).map(([field, [text]]) => `${field}: ${text}`),
+    ...Object.entries(errors).map(([field, [text]]) => `${field}: ${text}.`).filter((one) => message?.includes(one) !== true),
     status === 401 ? 'Sign in with `strongroom login`, or use another token.' : ''
   ]
   return new Refusal(plain(sentences.filter((one) => one !== '').join(' ')), status, error)

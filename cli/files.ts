@@ -29,9 +29,25 @@ export function readIfThere (path: string): string | undefined {
   }
 }
 
+/**
+ * Makes a folder, and those above, for this user alone. One attempt each: the recursive form of Node.js never returns
+ * where a file system refuses new folders as if the folder above were missing.
+ */
+export function makeFolder (path: string): void {
+  try {
+    mkdirSync(path, 0o700)
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException
+    if (code === 'EEXIST') return
+    if (code !== 'ENOENT' || dirname(path) === path) throw error
+    makeFolder(dirname(path))
+    try { mkdirSync(path, 0o700) } catch (again) { if ((again as NodeJS.ErrnoException).code !== 'EEXIST') throw again }
+  }
+}
+
 /** Replaces a file atomically. Only its owner can read it, and it is on the disk when this function returns. */
 export function replaceFile (path: string, text: string): void {
-  mkdirSync(dirname(path), { recursive: true, mode: 0o700 })
+  makeFolder(dirname(path))
   const temporary = `${path}.${process.pid}.${randomBytes(6).toString('hex')}`
   try {
     writeNew(temporary, text)

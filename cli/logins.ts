@@ -1,8 +1,8 @@
 import { createHash, randomBytes } from 'node:crypto'
-import { mkdirSync, readdirSync, rmSync } from 'node:fs'
+import { readdirSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
 import { Away, Failure, reasonOf } from './failure.ts'
-import { configFolder, readIfThere, replaceFile, withLock } from './files.ts'
+import { configFolder, makeFolder, readIfThere, replaceFile, withLock } from './files.ts'
 
 /** The client of the service that this command is; every service knows it. */
 export const CLIENT_ID = 'dotenv-cli'
@@ -56,7 +56,7 @@ export const removeLogin = ({ url }: Login): void => rmSync(pathOf(url), { force
 
 /** Runs `work` while no other process changes the login. */
 export async function whileLocked<T> ({ url }: Login, work: () => Promise<T>): Promise<T> {
-  mkdirSync(folder(), { recursive: true, mode: 0o700 })
+  makeFolder(folder())
   return withLock(`${pathOf(url)}.lock`, work)
 }
 

@@ -1,3 +1,5 @@
+import { closeSync } from 'node:fs'
+import { isatty } from 'node:tty'
 import { Command, CommanderError } from 'commander'
 import { Failure } from './failure.ts'
 import { plain, print, tellError } from './output.ts'
@@ -85,6 +87,7 @@ withJson(withPlace(command('doctor', 'What is configured, reachable and permitte
 program.command('completion').description('Print the completion of a shell: bash, zsh or fish').argument('<shell>')
   .action(async (shell: string) => { print((await import('./completion.ts')).completion(program, shell)) })
 
+const terminals = [0, 1, 2].filter((descriptor) => isatty(descriptor))
 const argv = process.argv.slice(2)
 // The words after `--` belong to the command, also if they look like options.
 const separator = argv.indexOf('--')
@@ -95,9 +98,10 @@ try {
 } catch (error) {
   status = statusOf(error)
 }
-process.exitCode = status
+// Node.js aborts at its end if it cannot reset a terminal that is gone, so the status would be lost.
+for (const descriptor of terminals) if (!isatty(descriptor)) closeSync(descriptor)
 // Nothing waits any more: an idle connection to the service would keep the process.
-process.exit()
+process.exit(status)
 
 function statusOf (error: unknown): number {
   const isRun = argv[0] === 'run'

@@ -139,13 +139,12 @@ async function callback (listener: Server, readsInput: boolean): Promise<URL> {
       })
       let text = ''
       const read = (part: Buffer) => {
-        text = (text + part.toString()).slice(-8192)
-        const [line = '', ...more] = text.split('\n')
-        if (more.length === 0) return
-        text = ''
-        const pasted = line.trim()
-        if (URL.canParse(pasted) && new URL(pasted).pathname === '/callback') resolve(new URL(pasted))
-        else if (pasted !== '') tell('This is not the address to which the browser returns: it has /callback and a code.')
+        const lines = (text + part.toString()).split('\n')
+        text = lines.pop()!.slice(-8192)
+        for (const pasted of lines.map((line) => line.trim()).filter((line) => line !== '')) {
+          if (URL.canParse(pasted) && new URL(pasted).pathname === '/callback') return resolve(new URL(pasted))
+          tell('This is not the address to which the browser returns: it has /callback and a code.')
+        }
       }
       if (readsInput) process.stdin.on('data', read)
       stop = () => {

@@ -91,7 +91,9 @@ async function derivationOf (
     return derivationIn(attributes)
   } catch (error) {
     if (!(error instanceof Refusal) || error.httpStatus !== 403 || first === undefined) throw error
-    const level = { project, ...(first !== 'project' && { target }), ...(first === 'environment' && { environment }) }
+    const level = {
+      project, level: first, ...(first !== 'project' && { target }), ...(first === 'environment' && { environment })
+    }
     const { data: { data: [newest] } } = await api.send((client) =>
       client.POST('/api/v1/{organization}/secrets/versions', { params: { path: { organization } }, body: { ...level, per_page: 1 } }))
     if (newest === undefined) throw error

@@ -1,0 +1,137 @@
+// runs: one database, embedded; 15 s
+import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { once } from 'node:events'
+import t, { type Test } from 'tap'
+import { startApp } from '../helpers/app.ts'
+import { join as joinOrganization, makePerson, type Person } from '../helpers/people.ts'
+import { clientHome, PLACE, placeWith, type ClientHome } from '../helpers/strongroom.ts'
+import { until } from '../helpers/until.ts'
+import { visitor } from '../helpers/visitor.ts'
+
+// `strongroom login` and what the client does with the tokens.
+
+const service = await startApp(t)
+const address = await service.listen()
+
+/** A member of a new organization, who signs in with the client. */
+async function signedIn (t: Test, options: readonly string[] = [], pastes = false) {
+  const caller = await placeWith(service, 'A=1\n')
+  const person = await makePerson(service)
+  await joinOrganization(service, caller.call, caller.organization, person, 'developer')
+  const home = clientHome(t)
+  const said = await signIn(home, person, options, pastes)
+  const folder = join(home.folder, 'config/strongroom/logins')
+  const file = () => join(folder, readdirSync(folder).find((name) => name.endsWith('.json'))!)
+  const read = () => JSON.parse(readFileSync(file(), 'utf8')) as Record<string, any>
+  const change = (fields: object) => writeFileSync(file(), JSON.stringify({ ...read(), ...fields }))
+  return { ...home, caller, person, said, logins: folder, file, read, change }
+}
+
+async function signIn (home: ClientHome, person: Person, options: readonly string[], pastes: boolean) {
+  const child = home.start(['login', address, '--no-browser', ...options])
+  let text = ''
+  child.stderr!.on('data', (part) => { text += part })
+  const url = (await until(() => /http\S+\/oauth\/authorize\?\S+/.exec(text)))[0]
+  const browser = visitor(address)
+  const page = await browser.open(url)
+  const consent = await browser.signIn(page, person.email, person.password)
+  const back = await browser.decide(consent, 'allow')
+  if (pastes) {
+    child.stdin!.write('no address\n')
+    child.stdin!.write(`${back.href}\n`)
+  } else await fetch(back)
+  const [code] = await once(child, 'close')
+  if (code !== 0) throw new Error(text)
+  return text
+}
+
+const inMinute = () => Date.now() + 30_000
+
+t.test('a login keeps both tokens in one file that only the person can read', async (t) => {
+  const { run, said, file, read, person } = await signedIn(t)
+  t.match(said, new RegExp(`Signed in at ${address} as ${person.name}`))
+  t.equal(statSync(file()).mode & 0o777, 0o600)
+  t.match(read(), { url: address, access_token: /./, refresh_token: /./, scope: /secret:write/ })
+  t.match(await run(['get', 'A', PLACE]), { code: 0, stdout: '1' }, 'the only login, and its only organization')
+  t.match(await run(['set', 'B', PLACE], { input: '2' }), { code: 0 })
+  const who = await run(['whoami', '--json'])
+  t.match(JSON.parse(who.stdout), { kind: 'user', email: person.email })
+  for (const secret of [read().access_token, read().refresh_token]) t.notOk((who.stdout + said).includes(secret))
+})
+
+t.test('ten processes at once renew the tokens once, and none ends the login', async (t) => {
+  const { run, read, change, person, logins } = await signedIn(t)
+  const pairs = async () => Number((await service.sql(`SELECT count(*)::int AS n FROM oauth_tokens k
+    JOIN oauth_grants g ON g.id = k.grant_id WHERE g.user_id = ${person.id}`))[0]!.n)
+  const before = { pairs: await pairs(), token: read().refresh_token }
+  change({ expires_at: inMinute() })
+  const ended = await Promise.all(Array.from({ length: 10 }, () => run(['get', 'A', PLACE])))
+  for (const { code, stdout, stderr } of ended) t.strictSame([code, stdout, stderr], [0, '1', ''])
+  t.not(read().refresh_token, before.token)
+  t.equal(await pairs() - before.pairs, 1, 'one new pair of tokens')
+  t.strictSame(readdirSync(logins).length, 1, 'no lock is left')
+})
+
+t.test('a process that is killed between the answer and the write ends the login, and leaves no lock', async (t) => {
+  const { run, change, folder } = await signedIn(t)
+  change({ expires_at: inMinute() })
+  const preload = join(folder, 'kill.mjs')
+  writeFileSync(preload, `import fs from 'node:fs'
+    import { syncBuiltinESMExports } from 'node:module'
+    const { openSync } = fs
+    fs.openSync = (path, ...more) => {
+      if (/[.]json[.]\\d/.test(String(path))) process.kill(process.pid, 'SIGKILL')
+      return openSync(path, ...more)
+    }
+    syncBuiltinESMExports()`)
+  t.match(await run(['get', 'A', PLACE], { env: { NODE_OPTIONS: `--import ${preload}` } }), { signal: 'SIGKILL' })
+  const before = performance.now()
+  t.match(await run(['run', PLACE, '--', 'true']), { code: 125, stderr: /has ended[^\n]*strongroom login/ })
+  t.ok(performance.now() - before < 60_000)
+})
+
+t.test('while the service is away, a login in its last minute still starts programs', async (t) => {
+  const { run, change, read } = await signedIn(t)
+  t.equal((await run(['run', PLACE, '--', 'true'])).code, 0)
+  // The file names a service that is not there, which is the same for the client.
+  change({ expires_at: Date.now() - 1000 })
+  t.match(await run(['run', '--offline', PLACE, '--', 'sh', '-c', 'printf %s "$A"']), { code: 0, stdout: '1' })
+  t.ok(read().expires_at < Date.now(), '--offline renews nothing')
+  t.match(await run(['run', PLACE, '--', 'true']), { code: 0 }, 'an ended access token is renewed')
+})
+
+t.test('a revoked login says that the person must sign in', async (t) => {
+  const { run, person, read } = await signedIn(t)
+  await service.sql(`UPDATE oauth_grants SET revoked_at = now() WHERE user_id = ${person.id}`).catch(() => undefined)
+  await fetch(`${address}/api/oauth/revoke`, { method: 'POST', body: new URLSearchParams({ token: read().refresh_token, client_id: 'dotenv-cli' }) })
+  t.match(await run(['run', PLACE, '--', 'true']), { code: 125, stderr: /strongroom login/ })
+})
+
+t.test('logout revokes the tokens and removes them, also when the service is away', async (t) => {
+  const { run, read, file, logins } = await signedIn(t)
+  const { refresh_token } = read()
+  t.ok(existsSync(file()))
+  t.match(await run(['logout']), { code: 0, stderr: /Signed out/ })
+  t.strictSame(readdirSync(logins), [])
+  const refreshed = await fetch(`${address}/api/oauth/token`, { method: 'POST', body: new URLSearchParams({ grant_type: 'refresh_token', refresh_token, client_id: 'dotenv-cli' }) })
+  t.equal(refreshed.status, 400)
+  t.match(await run(['logout']), { code: 1, stderr: /no login/ })
+  t.match(await run(['run', PLACE, '--', 'true']), { code: 125, stderr: /strongroom login URL/ })
+})
+
+t.test('a person asks for fewer permissions with --scope, and may paste the address of the redirect', async (t) => {
+  const { run, read, said } = await signedIn(t, ['--scope', 'secret:read secret:decrypt organization:read'], true)
+  t.match(said, /This is not the address/)
+  t.equal(read().scope.split(' ').sort().join(' '), 'organization:read secret:decrypt secret:read')
+  t.match(await run(['set', 'B', PLACE], { input: '2' }), { code: 1, stderr: /secret:write/ })
+})
+
+t.test('several organizations need a choice, and the list is named', async (t) => {
+  const { run, person, caller } = await signedIn(t)
+  const other = await placeWith(service, 'A=2\n')
+  await joinOrganization(service, other.call, other.organization, person, 'developer')
+  t.match(await run(['run', PLACE, '--', 'true']), { code: 125, stderr: /--organization/ })
+  t.match(await run(['get', 'A', PLACE, '--organization', other.organization]), { stdout: '2' })
+  t.match(await run(['get', 'A', PLACE], { env: { STRONGROOM_ORGANIZATION: caller.organization } }), { stdout: '1' })
+})

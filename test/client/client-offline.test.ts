@@ -1,0 +1,100 @@
+// runs: one database, embedded; 15 s
+import { chmodSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t from 'tap'
+import { startApp } from '../helpers/app.ts'
+import { asToken, clientHome, otherServer, PLACE, placeWith } from '../helpers/strongroom.ts'
+
+// The cached copy serves while the service is away, and at no other time.
+
+const service = await startApp(t)
+const show = ['--', 'sh', '-c', 'printf %s "$A"']
+
+/** A client behind a server that can answer in place of the service. */
+async function behind (t: Parameters<typeof clientHome>[0]) {
+  const caller = await placeWith(service, 'A=1\n')
+  const state: { status?: number, headers?: Record<string, string>, body?: string, silent?: boolean } = {}
+  const address = await service.listen()
+  const other = await otherServer(t, (request, response) => {
+    if (state.silent === true) return
+    if (state.status !== undefined) { response.writeHead(state.status, state.headers).end(state.body); return }
+    fetch(`${address}${request.url}`, { headers: { authorization: request.headers.authorization! } }).then(async (found) => {
+      response.writeHead(found.status, { 'x-api-version': '1', 'content-type': found.headers.get('content-type')! }).end(await found.text())
+    }, () => response.destroy())
+  })
+  const home = clientHome(t, { ...await asToken(service, caller), STRONGROOM_URL: other.url })
+  return { ...home, caller, state, other, files: () => readdirSync(join(home.folder, 'cache/strongroom')).map((name) => join(home.folder, 'cache/strongroom', name)) }
+}
+
+t.test('a service that is away is replaced by the cached copy, which says its age', async (t) => {
+  const { run, state } = await behind(t)
+  t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1', stderr: '' })
+  const ours = { 'x-api-version': '1', 'content-type': 'application/json' }
+  for (const [name, trouble] of Object.entries({
+    'a status of 500': { status: 500, headers: ours, body: '{"error":"internal_error"}' },
+    'a status of 503': { status: 503, headers: ours, body: '{"error":"service_unavailable"}' },
+    'a page of a proxy': { status: 200, body: '<html>sign in</html>' },
+    'a page of a proxy with status 403': { status: 403, body: '<html>blocked</html>' },
+    'a response that is no JSON': { status: 200, headers: ours, body: '{"A":' },
+    'a long 429': { status: 429, headers: { ...ours, 'retry-after': '60' }, body: '{"error":"rate_limit_exceeded"}' },
+    'no answer': { silent: true }
+  })) {
+    Object.assign(state, { status: undefined, headers: {}, body: '', silent: false }, trouble)
+    const before = performance.now()
+    t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1', stderr: /cached copy, \d+ s old/ }, name)
+    t.ok(performance.now() - before < 60_000, name)
+    t.match(await run(['run', '--no-cache', PLACE, ...show]), { code: 125, stdout: '' }, `${name}: --no-cache`)
+  }
+  Object.assign(state, { status: undefined, silent: false })
+  t.match(await run(['run', PLACE, ...show], { env: { STRONGROOM_URL: 'http://127.0.0.1:9' } }), { code: 125, stderr: /no cached copy/ }, 'bound to the service')
+})
+
+t.test('a refusal of the service is never replaced', async (t) => {
+  const { run, state } = await behind(t)
+  t.equal((await run(['run', PLACE, ...show])).code, 0)
+  for (const status of [401, 403, 404, 422]) {
+    Object.assign(state, { status, headers: { 'x-api-version': '1', 'content-type': 'application/json' }, body: '{"error":"refused","message":"No."}' })
+    t.match(await run(['run', PLACE, ...show]), { code: 125, stdout: '', stderr: /No\./ }, String(status))
+  }
+})
+
+t.test('a short 429 is waited for, and the values are new', async (t) => {
+  const { run, state, other } = await behind(t)
+  Object.assign(state, { status: 429, headers: { 'x-api-version': '1', 'retry-after': '1', 'content-type': 'application/json' }, body: '{"error":"rate_limit_exceeded"}' })
+  const running = run(['run', PLACE, ...show])
+  const { until } = await import('../helpers/until.ts')
+  await until(() => other.requests.length > 0)
+  state.status = undefined
+  t.match(await running, { code: 0, stdout: '1', stderr: '' })
+})
+
+t.test('--offline asks nobody, and a copy that is too old, changed or of another caller is not used', async (t) => {
+  const { run, other, files, caller } = await behind(t)
+  t.match(await run(['run', '--offline', PLACE, ...show]), { code: 125, stderr: /no cached copy/ })
+  await run(['run', PLACE, ...show])
+  const asked = other.requests.length
+  t.match(await run(['run', '--offline', PLACE, ...show]), { code: 0, stdout: '1', stderr: /cached copy/ })
+  t.equal(other.requests.length, asked)
+  t.match(await run(['run', '--offline', '--max-stale', '0', PLACE, ...show]), { code: 125, stderr: /--max-stale/ })
+  for (const time of ['30m', '48h', '7d', '3600']) t.match(await run(['run', '--offline', '--max-stale', time, PLACE, ...show]), { code: 0 }, time)
+  t.match(await run(['run', '--offline', '--max-stale', 'soon', PLACE, ...show]), { code: 125, stderr: /no time/ })
+  t.match(await run(['run', '--offline', 'orbit/backend', ...show]), { code: 125 }, 'another place')
+  const another = await service.token(caller.organization, ['secret:read', 'secret:decrypt'])
+  t.match(await run(['run', '--offline', PLACE, ...show], { env: { STRONGROOM_TOKEN: another.token } }), { code: 125 }, 'another token')
+
+  const [file] = files()
+  const text = readFileSync(file!, 'utf8')
+  t.notMatch(Buffer.from(text, 'base64').toString('latin1'), /"A"/, 'the copy is sealed')
+  writeFileSync(file!, text.replace(/.(?=.{20}$)/, (character) => character === 'A' ? 'B' : 'A'))
+  t.match(await run(['run', '--offline', PLACE, ...show]), { code: 125, stderr: /was changed/ })
+})
+
+t.test('a cache that cannot be written does not stop a program', async (t) => {
+  const { run, folder } = await behind(t)
+  writeFileSync(join(folder, 'cache'), 'a file in the way')
+  t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1', stderr: '' })
+  t.match(await run(['run', PLACE, ...show], { env: { XDG_CACHE_HOME: '/proc/self/none' } }), { code: 0, stdout: '1' })
+  chmodSync(folder, 0o500)
+  t.match(await run(['run', PLACE, ...show], { env: { XDG_CACHE_HOME: '', HOME: folder } }), { code: 0, stdout: '1' })
+  chmodSync(folder, 0o700)
+})
