@@ -28,6 +28,8 @@ const FLOORS: Record<string, Floor> = {
   'src/version.ts': { house: [], packages: ['node:'] },
   'src/telemetry': { house: [], packages: ['@opentelemetry', 'prom-client', 'node:'] },
   'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'fastest-levenshtein', 'node:url', 'yaml'] },
+  // What the console and the command line client share: only what a browser has too.
+  'src/client': { house: [], packages: [] },
   'src/crypto': {
     house: ['src/telemetry'],
     packages: ['age-encryption', 'node:crypto', 'node:util', 'node:zlib', 'lru-cache', 'oslo']

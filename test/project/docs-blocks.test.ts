@@ -22,11 +22,12 @@ const RELEASE = 'changes the repository; `npm run release:check` checks the resu
  */
 const BLOCKS: Record<string, readonly string[]> = {
   'README.md': [
-    'the commands that start the service and the tests, which this test is a part of', ...Array(4).fill('project/tour'),
+    'the commands that start the service and the tests, which this test is a part of', ...Array(5).fill('project/tour'),
     'project/tour', 'a picture'
   ],
   'CONTRIBUTING.md': ['the commands of README.md', 'project/recipe'],
   'docs/access.md': Array(5).fill('project/tour'),
+  'docs/cli.md': ['client/client-doc', 'client/client-doc'],
   'docs/encryption.md': ['project/tour', 'keys/encryption-doc', 'keys/encryption-doc'],
   'docs/oauth.md': [
     HERE, 'oauth/oauth-doc', 'oauth/oauth-doc', 'oauth/oauth-doc', 'the answer to the block above, shortened',

@@ -72,12 +72,13 @@ t.test('npm runs no install script, neither here nor in the container', async (t
   t.same(Object.keys(scripts).filter((name) => /^(?:pre|post|install$)/.test(name)), [])
 })
 
-t.test('what the console bundles is a production package, so the audit, licences and SBOM cover it', async (t) => {
-  const sources = readdirSync('console', { recursive: true, encoding: 'utf8' }).filter((name) => /\.tsx?$/.test(name))
-  const imported = new Set(sources.flatMap((name) => [...read(join('console', name))
+t.test('what the console and the client bundle is a production package, which the audit, licences and SBOM cover', async (t) => {
+  const sources = ['console', 'cli'].flatMap((folder) => readdirSync(folder, { recursive: true, encoding: 'utf8' })
+    .filter((name) => /\.tsx?$/.test(name)).map((name) => join(folder, name)))
+  const imported = new Set(sources.flatMap((path) => [...read(path)
     .matchAll(/^(?:import|export) (?:[^']+ from )?'((?:@[\w-]+\/)?[a-z][\w-]*)/gm)].map(([, from]) => from!)))
-  t.ok(imported.has('preact'))
-  t.same([...imported].filter((name) => !Object.hasOwn(dependencies, name)), [])
+  t.ok(imported.has('preact') && imported.has('commander'))
+  t.same([...imported].filter((name) => name !== 'node' && !Object.hasOwn(dependencies, name)), [])
 })
 
 t.test('an override replaces a package that another one needs', async (t) => {

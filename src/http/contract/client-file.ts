@@ -1,9 +1,9 @@
 import { readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import type { FastifyInstance, FastifyReply } from 'fastify'
-import { basePath, sendPage } from './pages.ts'
-import { cachePages } from '../contract/page-cache.ts'
-import { OF_DOCS } from '../contract/openapi.ts'
+import { basePath, sendPage } from '../pages/pages.ts'
+import { cachePages } from './page-cache.ts'
+import { OF_DOCS } from './openapi.ts'
 import { html } from '../../rules/formats/html.ts'
 
 // The folder that `scripts/client.mjs` builds.
