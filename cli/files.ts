@@ -58,13 +58,16 @@ export function replaceFile (path: string, text: string): void {
   }
 }
 
-/** Writes a new file that only its owner can read. Fails if it exists. */
+/** Writes a new file that only its owner can read. Fails if it exists, and leaves no half of one. */
 export function writeNew (path: string, text: string): void {
   const file = openSync(path, 'wx', 0o600)
   try {
     const bytes = Buffer.from(text)
     for (let at = 0; at < bytes.length;) at += writeSync(file, bytes, at)
     fsyncSync(file)
+  } catch (error) {
+    rmSync(path, { force: true })
+    throw error
   } finally {
     closeSync(file)
   }

@@ -5,7 +5,8 @@ import { once } from 'node:events'
 import t, { type Test } from 'tap'
 import { startApp } from '../helpers/app.ts'
 import { join as joinOrganization, makePerson, type Person } from '../helpers/people.ts'
-import { clientHome, PLACE, placeWith, type ClientHome } from '../helpers/strongroom.ts'
+import { CLIENT, clientHome, PLACE, placeWith, type ClientHome } from '../helpers/strongroom.ts'
+import { run as runProgram } from '../helpers/process.ts'
 import { until } from '../helpers/until.ts'
 import { visitor } from '../helpers/visitor.ts'
 
@@ -89,6 +90,15 @@ t.test('a process that is killed between the answer and the write ends the login
   const before = performance.now()
   t.match(await run(['run', PLACE, '--', 'true']), { code: 125, stderr: /has ended[^\n]*strongroom login/ })
   t.ok(performance.now() - before < 60_000)
+})
+
+t.test('tokens that cannot be stored end the command, and say so', async (t) => {
+  const { env, folder, change, logins } = await signedIn(t)
+  change({ expires_at: inMinute() })
+  const script = `cd '${folder}'; ulimit -f 0; exec "$0" "$1" get A ${PLACE}`
+  const ended = await runProgram('sh', ['-c', script, process.execPath, CLIENT], env)
+  t.match(ended, { code: 1, stdout: '', stderr: /cannot be [^\n]*EFBIG/ })
+  t.strictSame(readdirSync(logins).filter((name) => !name.endsWith('.json')), [], 'nothing half written, and no lock')
 })
 
 t.test('while the service is away, a login in its last minute still starts programs', async (t) => {

@@ -3,7 +3,8 @@ import { chmodSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { startApp } from '../helpers/app.ts'
-import { asToken, clientHome, otherServer, PLACE, placeWith } from '../helpers/strongroom.ts'
+import { run as runProgram } from '../helpers/process.ts'
+import { asToken, CLIENT, clientHome, otherServer, PLACE, placeWith } from '../helpers/strongroom.ts'
 
 // The cached copy serves while the service is away, and at no other time.
 
@@ -27,7 +28,7 @@ async function behind (t: Parameters<typeof clientHome>[0]) {
 }
 
 t.test('a service that is away is replaced by the cached copy, which says its age', async (t) => {
-  const { run, state } = await behind(t)
+  const { run, state, other } = await behind(t)
   t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1', stderr: '' })
   const ours = { 'x-api-version': '1', 'content-type': 'application/json' }
   for (const [name, trouble] of Object.entries({
@@ -46,6 +47,8 @@ t.test('a service that is away is replaced by the cached copy, which says its ag
     t.match(await run(['run', '--no-cache', PLACE, ...show]), { code: 125, stdout: '' }, `${name}: --no-cache`)
   }
   Object.assign(state, { status: undefined, silent: false })
+  other.stop()
+  t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1', stderr: /ECONNREFUSED[^\n]*cached copy/ }, 'no connection')
   t.match(await run(['run', PLACE, ...show], { env: { STRONGROOM_URL: 'http://127.0.0.1:9' } }), { code: 125, stderr: /no cached copy/ }, 'bound to the service')
 })
 
@@ -90,10 +93,14 @@ t.test('--offline asks nobody, and a copy that is too old, changed or of another
 })
 
 t.test('a cache that cannot be written does not stop a program', async (t) => {
-  const { run, folder } = await behind(t)
+  const { run, folder, env } = await behind(t)
   writeFileSync(join(folder, 'cache'), 'a file in the way')
   t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1', stderr: '' })
   t.match(await run(['run', PLACE, ...show], { env: { XDG_CACHE_HOME: '/proc/self/none' } }), { code: 0, stdout: '1' })
+  // With no room for a file, a write fails as on a full disk.
+  const { code, stdout, stderr } = await runProgram('sh', ['-c', `ulimit -f 0; exec "$0" "$1" run ${PLACE} -- sh -c 'printf %s "$A"'`, process.execPath, CLIENT], { ...env, XDG_CACHE_HOME: join(folder, 'full') })
+  t.strictSame([code, stdout, stderr], [0, '1', ''])
+  t.strictSame(readdirSync(join(folder, 'full/strongroom')), [], 'nothing half written is left')
   chmodSync(folder, 0o500)
   t.match(await run(['run', PLACE, ...show], { env: { XDG_CACHE_HOME: '', HOME: folder } }), { code: 0, stdout: '1' })
   chmodSync(folder, 0o700)

@@ -8,6 +8,7 @@ import { startApp } from '../helpers/app.ts'
 import { run as runProgram } from '../helpers/process.ts'
 import { asToken, CLIENT, clientHome, PLACE, placeWith } from '../helpers/strongroom.ts'
 import { until } from '../helpers/until.ts'
+import { checkOf, newKey, sealBlob } from '../../src/client/keys.ts'
 
 // Signals and the terminal reach the command as if the client were not there.
 
@@ -85,6 +86,26 @@ t.test('a hangup reaches the command once if the client leads the session', { sk
   t.equal(code, 0, stderr)
   t.match(stdout, /status 4/)
   t.equal(readFileSync(file, 'utf8'), 'HUP\n')
+})
+
+t.test('a key string and a value are asked for on the terminal, and not shown', { skip: !hasPython && 'needs Python' }, async (t) => {
+  const ours = await service.organization()
+  const key = await newKey('the key string of this project')
+  const { call, organization: o } = ours
+  await call('POST', `/${o}/projects`, { name: 'Ours', slug: 'ours', storage_mode: 'client', ...checkOf(key) })
+  await call('POST', `/${o}/secrets/store`, { project: 'ours', content: await sealBlob(key, 'A=opened\n'), key_proof: key.proof })
+  const { env } = clientHome(t, { ...await asToken(service, ours), TERM: 'dumb' })
+  const shown = await runProgram('python3', [
+    'test/client/terminal.py', 'wait=Key type=the\u00a0key', process.execPath, CLIENT, 'run', 'ours', '--', 'true'
+  ], env)
+  t.match(shown.stdout, /status 125/)
+  t.notMatch(shown.stdout, /the\u00a0key/)
+  const asked = await runProgram('python3', [
+    'test/client/terminal.py', 'wait=Value type=typed', process.execPath, CLIENT, 'set', 'TYPED', PLACE
+  ], { ...env, ...token })
+  t.match(asked.stdout, /status 0/)
+  t.notMatch(asked.stdout.replace('TYPED', ''), /typed/)
+  t.equal((await clientHome(t, token).run(['get', 'TYPED', PLACE])).stdout, 'typed')
 })
 
 t.test('a client in a pipe and in `sh -c` passes bytes and the status on', async (t) => {

@@ -95,6 +95,7 @@ export async function otherServer (t: Teardown, answer: Handler) {
     answer(request, response)
   }).listen(0, '127.0.0.1')
   await once(server, 'listening')
-  t.teardown(() => { server.close().closeAllConnections() })
-  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, requests }
+  const stop = () => { server.close().closeAllConnections() }
+  t.teardown(stop)
+  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, requests, stop }
 }
