@@ -1,4 +1,5 @@
 import { createCipheriv, createDecipheriv, createHash, hkdfSync, randomBytes } from 'node:crypto'
+import { readdirSync, rmSync, statSync } from 'node:fs'
 import { join } from 'node:path'
 import { Failure } from './failure.ts'
 import { cacheFolder, readIfThere, replaceFile } from './files.ts'
@@ -36,7 +37,20 @@ export function keep (binding: Binding, loaded: Loaded): void {
   const text = JSON.stringify({ at: Date.now(), loaded } satisfies Sealed)
   const sealed = Buffer.concat([iv, cipher.update(text, 'utf8'), cipher.final(), cipher.getAuthTag()])
   if (sealed.length > MAX_BYTES) return
-  try { replaceFile(pathOf(binding), sealed.toString('base64')) } catch { /* A read-only home, or a full disk. */ }
+  try {
+    replaceFile(pathOf(binding), sealed.toString('base64'))
+    removeOldest()
+  } catch { /* A read-only home, or a full disk. */ }
+}
+
+const MAX_COPIES = 500
+
+/** Removes the oldest copies if there are too many. */
+function removeOldest (): void {
+  const paths = readdirSync(cacheFolder()).map((name) => join(cacheFolder(), name))
+  if (paths.length <= MAX_COPIES) return
+  const aged = paths.map((path) => ({ path, at: statSync(path).mtimeMs })).sort((one, other) => one.at - other.at)
+  for (const { path } of aged.slice(0, aged.length - MAX_COPIES / 2)) rmSync(path, { force: true })
 }
 
 /** The kept values and their age in seconds. Throws a sentence that says why there are none that may be used. */

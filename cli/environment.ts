@@ -39,7 +39,8 @@ export function environmentOf (
 ): Chosen {
   const kept = Object.entries(inherited).filter((pair): pair is [string, string] => pair[1] !== undefined)
     .filter(([name]) => keepToken || !name.startsWith('STRONGROOM_'))
-  const environment = Object.fromEntries(kept)
+  // Without a prototype, `__proto__` is a name like any other.
+  const environment: Record<string, string> = Object.assign(Object.create(null), Object.fromEntries(kept))
   const [dangerous, unusable]: [string[], string[]] = [[], []]
   for (const [name, value] of values) {
     if (!VARIABLE.test(name) || value.includes('\0')) unusable.push(name)

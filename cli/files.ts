@@ -11,7 +11,12 @@ import { Away } from './failure.ts'
 /** A folder of the XDG Base Directory Specification. A relative path in the variable is ignored, as it says. */
 function xdgFolder (variable: string, standard: string): string {
   const named = process.env[variable] ?? ''
-  return join(isAbsolute(named) ? named : join(homedir(), standard), 'strongroom')
+  return join(isAbsolute(named) ? named : join(homeFolder(), standard), 'strongroom')
+}
+
+/** The home directory; `/` for a user without one, such as a number in a container. */
+function homeFolder (): string {
+  try { return homedir() } catch { return '/' }
 }
 
 /** The folder of logins. */
@@ -76,16 +81,15 @@ export function writeNew (path: string, text: string): void {
 // A lock is a file that names its process. The lock of a process that has ended is free at once.
 
 const LOCK_MS = 30_000
-const WAIT_MS = 10_000
 
-/** Runs `work` while no other process of this user has the lock. Throws `Away` if another process keeps the lock. */
-export async function withLock<T> (path: string, work: () => Promise<T>): Promise<T> {
+/** Runs `work` while no other process of this user has the lock. Throws `Away` if the signal ends the wait. */
+export async function withLock<T> (path: string, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
   const holder = JSON.stringify({ pid: process.pid, space: pidSpace(), started: startOf(process.pid) })
   const temporary = `${path}.${process.pid}.${randomBytes(6).toString('hex')}`
   writeNew(temporary, holder)
   try {
-    for (const until = Date.now() + WAIT_MS; !take(temporary, path);) {
-      if (Date.now() > until) throw new Away(`Another process keeps the lock ${path}.`)
+    while (!take(temporary, path)) {
+      if (signal.aborted) throw new Away(`Another process keeps the lock ${path}.`)
       await sleep(20 + Math.random() * 30)
     }
     try {

@@ -1,6 +1,6 @@
 import { createHash, randomBytes } from 'node:crypto'
 import { readdirSync, rmSync } from 'node:fs'
-import { join } from 'node:path'
+import { basename, join } from 'node:path'
 import { Away, Failure, reasonOf } from './failure.ts'
 import { configFolder, makeFolder, readIfThere, replaceFile, withLock } from './files.ts'
 
@@ -52,12 +52,21 @@ export function storeLogin (login: Login): void {
 /** The parts of a new login that the service does not give. */
 export const newCacheKey = (): string => randomBytes(32).toString('base64')
 
-export const removeLogin = ({ url }: Login): void => rmSync(pathOf(url), { force: true })
+/** Removes a login, with what a process that was killed left of it. */
+export function removeLogin ({ url }: Login): void {
+  const name = basename(pathOf(url))
+  const leftovers = readdirSync(folder()).filter((one) => one.startsWith(name) && !one.includes('.lock'))
+  for (const one of leftovers) rmSync(join(folder(), one), { force: true })
+}
+
+const LOCK_MS = 30_000
 
 /** Runs `work` while no other process changes the login. */
-export async function whileLocked<T> ({ url }: Login, work: () => Promise<T>): Promise<T> {
+export async function whileLocked<T> (
+  { url }: Login, work: () => Promise<T>, signal = AbortSignal.timeout(LOCK_MS)
+): Promise<T> {
   makeFolder(folder())
-  return withLock(`${pathOf(url)}.lock`, work)
+  return withLock(`${pathOf(url)}.lock`, signal, work)
 }
 
 /** A token is replaced in the last minute of its life. */
@@ -83,11 +92,11 @@ export async function accessTokenOf (login: Login, signal: AbortSignal, rejected
       const renewed = await refresh(stored, signal)
       storeLogin(renewed)
       return renewed.access_token
-    })
+    }, signal)
   } catch (error) {
-    // The present token may work for its last minute.
-    const canServe = error instanceof Away && rejected === undefined && login.expires_at > Date.now()
-    if (canServe) return login.access_token
+    // The present token works for its last minute if the service is away, or if the home cannot be written.
+    const isRefusal = error instanceof Failure && !(error instanceof Away)
+    if (!isRefusal && rejected === undefined && login.expires_at > Date.now()) return login.access_token
     if (error instanceof Failure) throw error
     throw new Failure(`The login for ${login.url} cannot be renewed in ${folder()}: ${reasonOf(error)}.`)
   }

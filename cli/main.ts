@@ -1,7 +1,7 @@
 import { closeSync } from 'node:fs'
 import { isatty } from 'node:tty'
 import { Command, CommanderError } from 'commander'
-import { Failure } from './failure.ts'
+import { Failure, Misuse } from './failure.ts'
 import { plain, print, tellError } from './output.ts'
 
 /** The version of this build, from scripts/client.mjs. */
@@ -64,9 +64,8 @@ withKey(withPlace(command('run', 'Start a command with the values of a place in 
   .option('--no-cache', 'neither read nor write the cached copy')
   .option('--max-stale <TIME>', 'the greatest age of the cached copy', '24h')
   .action(async (words: string[], options) => {
-    const place = commandOfRun === undefined ? undefined : words[0]
-    const started = commandOfRun ?? []
-    status = await (await import('./run.ts')).run(place, started, options)
+    if (commandOfRun === undefined || words.length > 1) throw new Misuse('Write the command after `--`: strongroom run PLACE -- COMMAND.')
+    status = await (await import('./run.ts')).run(words[0], commandOfRun, options)
   })
 
 withJson(withKey(withPlace(command('get', 'Print one value, byte for byte')))).argument('<name>').argument('[place]')
@@ -110,7 +109,10 @@ function statusOf (error: unknown): number {
     tellError(error.message)
     return isRun ? RUN_FAILED : error.status ?? 1
   }
-  // An unforeseen error: its message only, because a stack or its other members can have values.
-  tellError(`This failed: ${plain((error as Error).name)}. Please report it with the command that you gave.`)
+  const { code, path, name } = error as NodeJS.ErrnoException
+  // Of an unforeseen error only the kind and a path, because a message or a stack can have values.
+  tellError(code !== undefined && path !== undefined
+    ? `${path}: ${code}.`
+    : `This failed: ${plain(code ?? name)}. Please report it with the command that you gave.`)
   return isRun ? RUN_FAILED : 1
 }

@@ -1,8 +1,8 @@
 import { createApi, COMMAND_MS, organizationOf } from './api.ts'
 import { ageText, recall } from './cache.ts'
-import { Away, Failure, reasonOf } from './failure.ts'
+import { Failure, reasonOf } from './failure.ts'
 import { listLogins, newCacheKey, removeLogin, storeLogin, whileLocked, type Login } from './logins.ts'
-import { print, printJson, printTable, tell } from './output.ts'
+import { printJson, printTable, tell } from './output.ts'
 import {
   findFile, findPlace, findService, namedOrganization, namedUrl, serviceUrl, textOfPlace, type Options, type Service
 } from './settings.ts'
@@ -134,10 +134,7 @@ export async function doctor (argument: string | undefined, options: Options & {
     }
   }
   if (options.json === true) printJson(rows)
-  else print('')
-  if (options.json !== true) printTable(rows.map(({ check, ok, result }) => [ok ? 'ok' : '--', check, result]))
+  else printTable(rows.map(({ check, ok, result }) => [ok ? 'ok' : '--', check, result]))
   const needed = ['file', 'service', 'reachable', 'organization', 'permitted']
   return rows.every(({ check, ok }) => ok || !needed.includes(check)) ? 0 : 1
 }
-
-export { Away }

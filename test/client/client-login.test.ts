@@ -92,13 +92,16 @@ t.test('a process that is killed between the answer and the write ends the login
   t.ok(performance.now() - before < 60_000)
 })
 
-t.test('tokens that cannot be stored end the command, and say so', async (t) => {
-  const { env, folder, change, logins } = await signedIn(t)
+t.test('on a full disk no token is renewed: the present one works to its end, and the login is kept', async (t) => {
+  const { run, env, folder, change, logins } = await signedIn(t)
   change({ expires_at: inMinute() })
   const script = `cd '${folder}'; ulimit -f 0; exec "$0" "$1" get A ${PLACE}`
+  t.match(await runProgram('sh', ['-c', script, process.execPath, CLIENT], env), { code: 0, stdout: '1' })
+  change({ expires_at: Date.now() - 1000 })
   const ended = await runProgram('sh', ['-c', script, process.execPath, CLIENT], env)
   t.match(ended, { code: 1, stdout: '', stderr: /cannot be [^\n]*EFBIG/ })
   t.strictSame(readdirSync(logins).filter((name) => !name.endsWith('.json')), [], 'nothing half written, and no lock')
+  t.match(await run(['get', 'A', PLACE]), { code: 0, stdout: '1' }, 'with room again, the login is renewed')
 })
 
 t.test('while the service is away, a login in its last minute still starts programs', async (t) => {

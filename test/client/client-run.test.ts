@@ -28,7 +28,9 @@ t.test('a program gets the merged values in its environment, and its status is t
   t.match(await run(['run', PLACE, '--', 'no-such-command']), { code: 127, stderr: /^strongroom: no-such-command: [^\n]*\n$/ })
   t.match(await run(['run', PLACE, '--', '/etc/passwd']), { code: 126, stderr: /^strongroom: [^\n]*\n$/ })
   t.match(await run(['run', PLACE, '--', '/tmp']), { code: 126 })
-  t.match(await run(['run', PLACE]), { code: 125, stderr: /No command is given/ })
+  t.match(await run(['run', PLACE]), { code: 125, stderr: /Write the command after/ })
+  t.match(await run(['run', PLACE, '--']), { code: 125, stderr: /No command is given/ })
+  t.match(await run(['run', PLACE, 'true', '--', 'true']), { code: 125, stderr: /Write the command after/ })
   t.match(await run(['run', 'orbit/backend/none', '--', 'true']), { code: 125, stdout: '', stderr: /^strongroom: [^\n]+\n$/ })
   t.match(await run(['run', PLACE, '--unknown', '--', 'true']), { code: 125 })
   t.match(await run(['get', 'NONE', PLACE]), { code: 1, stdout: '', stderr: /^strongroom: There is no value for NONE[^\n]*\n$/ })
@@ -50,11 +52,11 @@ t.test('a script without an interpreter runs in a shell, as execvp does it; a mi
 
 t.test('variables that decide which code runs are left out, unless they are allowed', async (t) => {
   const names = ['PATH', 'LD_PRELOAD', 'NODE_OPTIONS', 'BASH_ENV', 'GIT_SSH_COMMAND', 'STRONGROOM_TOKEN', 'PAGER']
-  const caller = await placeWith(service, JSON.stringify({ ...Object.fromEntries(names.map((name) => [name, '/evil'])), GOOD: '1', 'my-name': '2', '': '3' }), 'json')
+  const caller = await placeWith(service, JSON.stringify({ ...Object.fromEntries(names.map((name) => [name, '/evil'])), GOOD: '1', 'my-name': '2', '': '3' }).replace('{', '{"__proto__":"own",'), 'json')
   const { run } = clientHome(t, await asToken(service, caller))
   const shown = await run(['run', PLACE, '--', 'env', '-0'])
   const variables = variablesIn(shown.bytes)
-  t.equal(variables.get('GOOD'), '1')
+  t.strictSame([variables.get('GOOD'), variables.get('__proto__')], ['1', 'own'])
   for (const name of names) t.not(variables.get(name), '/evil', name)
   t.match(shown.stderr, /decide which code[^\n]*: [^\n]*LD_PRELOAD/)
   t.match(shown.stderr, /cannot be variables: [^\n]*my-name/)
