@@ -89,9 +89,10 @@ t.test('every log line that the page names is one of the service', async (t) => 
   t.same(messages.filter((message) => !source.includes(message)), [])
 })
 
-t.test('the README has at most 900 words, and a page for operators can be read in five minutes', async (t) => {
+t.test('README has at most 900 words, CONTRIBUTING 2,000, and a page for operators takes five minutes', async (t) => {
   const words = (path: string) => readFileSync(path, 'utf8').split(/\s+/).filter(Boolean).length
   t.ok(words('README.md') <= 900)
+  t.ok(words('CONTRIBUTING.md') <= 2000)
   t.same(PAGES.filter((path) => path.startsWith('docs/operations/') && words(path) > 1300), [])
 })
 
