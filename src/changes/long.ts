@@ -1,10 +1,10 @@
+import { sql } from 'drizzle-orm'
 import { createGates, WorkOverloaded } from '../crypto/bounded.ts'
 import { isLockTimeout, isOnlyConnection, type Db } from '../db/database.ts'
 import { atWaitTime, pauseFor, waitNow } from '../db/postgres/wait-clock.ts'
 import { CallerEnded } from '../db/rows/caller.ts'
 import type { Counter } from '../db/rows/counter.ts'
 import type { Actor } from '../repositories/audit/audit.ts'
-import { lockLongOperations } from '../repositories/operations/long-operations.ts'
 import { fail } from '../rules/errors.ts'
 import { RowLocked, lockCallers } from './callers.ts'
 import { change } from './change.ts'
@@ -148,4 +148,15 @@ export async function conflictOnLockTimeout<T> (
     if (isLockTimeout(error)) fail(inUse)
     throw error
   }
+}
+
+/**
+ * Locks the long operations of an organization until the end of the transaction, so that only one runs at a time. This
+ * must be the first lock of the transaction, so that a waiting transaction holds no other locks. Waits up to the lock
+ * timeout.
+ */
+async function lockLongOperations (db: Db, organizationId: string): Promise<void> {
+  await db.execute(sql`
+    INSERT INTO long_operations (organization_id) VALUES (${organizationId})
+    ON CONFLICT (organization_id) DO UPDATE SET began_at = excluded.began_at`)
 }

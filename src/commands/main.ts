@@ -1,7 +1,7 @@
 import cluster from 'node:cluster'
 import { unknownVariables } from '../config.ts'
 import { DirectoryLocked } from '../db/database.ts'
-import { didYouMean } from '../rules/formats/choices.ts'
+import { didYouMean } from '../rules/formats/phrases.ts'
 import { VERSION } from '../version.ts'
 import { sendCommand } from './common/in-service.ts'
 import { untilExit, type Environment, type Noun } from './common/noun.ts'

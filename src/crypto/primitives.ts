@@ -9,8 +9,8 @@
  * - A context (additional data) is an injective encoding: two different contexts never give the same bytes (CR-02).
  */
 import {
-  createCipheriv, createDecipheriv, createHmac, createSecretKey, hash, hkdfSync, pbkdf2, randomBytes,
-  timingSafeEqual, type KeyObject
+  createCipheriv, createDecipheriv, createHmac, createSecretKey, hash, hkdfSync, pbkdf2, randomBytes, timingSafeEqual,
+  type KeyObject
 } from 'node:crypto'
 import { promisify } from 'node:util'
 import { beginPiece } from '../telemetry/spans.ts'
@@ -164,4 +164,12 @@ export const isWellFormed = (text: string) => (text as unknown as { isWellFormed
 export function decodeBase64 (text: string): Buffer | undefined {
   const bytes = Buffer.from(text, 'base64')
   return bytes.toString('base64') === text ? bytes : undefined
+}
+
+/**
+ * A strong ETag with quotes: URL-safe base64 of 16 bytes of HMAC-SHA256 over the fields. Different fields give
+ * different tags. Without the key, guessed fields cannot be checked against a tag.
+ */
+export function makeEtag (key: KeyObject, ...fields: (string | number)[]): string {
+  return `"${hmac(key, encodeContext(...fields)).subarray(0, 16).toString('base64url')}"`
 }

@@ -1,3 +1,4 @@
+import { sql } from 'drizzle-orm'
 import path from 'node:path'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import postgres, { type Options, type Sql } from 'postgres'
@@ -7,12 +8,14 @@ import { openEmbedded, type EmbeddedOptions } from './embedded/embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './postgres/errors.ts'
 import { createPool, guard, type Bounds, type Pool } from './postgres/guard.ts'
 import type { Db } from './postgres/handle.ts'
-import { mergePlaced, hasCitus, isCoordinator, placeTables, setDefaults, type Placed } from './citus/placement.ts'
-import { takeSnapshots } from './citus/snapshot.ts'
+import {
+  COLOCATED_WITH, hasCitus, isCoordinator, mergePlaced, onNodes, placeTables, REFERENCE, setDefaults, type Placed
+} from './citus/placement.ts'
 import { migrateSchema, type MigrationSteps } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './postgres/session.ts'
 import { tlsOf } from './postgres/tls.ts'
 import { areWaitsPaused } from './postgres/wait-clock.ts'
+import { queryRow } from './rows/query.ts'
 
 export {
   codeOf, databaseError, DatabaseError, DatabaseUnavailable, isAway, isAwayForAll, isForeignKeyViolation, isLockTimeout,
@@ -20,7 +23,7 @@ export {
 } from './postgres/errors.ts'
 export type { Pool } from './postgres/guard.ts'
 export type { Db } from './postgres/handle.ts'
-export { makeDirectory } from './embedded/directory.ts'
+export { makeDirectory } from './embedded/embedded.ts'
 export { requestCopy, sendRequest, type Client } from './embedded/requests.ts'
 export { hasCluster, DiskFull } from './embedded/embedded.ts'
 export { DirectoryLocked, lockDirectory, removeUnlocked } from './embedded/lock.ts'
@@ -326,4 +329,44 @@ async function ping (client: Sql) {
   } finally {
     clearTimeout(timer)
   }
+}
+
+/**
+ * On Citus, takes the snapshot of a REPEATABLE READ transaction on each node. Call it before the first query of the
+ * transaction. The snapshots differ in time, so a change of several organizations can be missing in some snapshots. The
+ * rows of one organization are on one node, so these rows are consistent. `holder`, another connection, blocks changes
+ * of reference tables until all snapshots are taken, so the users and grants that rows refer to are in the snapshots.
+ */
+async function takeSnapshots (db: Db, holder: Db): Promise<void> {
+  await holder.transaction(async (tx) => {
+    // Waits longer for changes of these tables than the service does with its own lock timeout.
+    await tx.execute(sql`SET LOCAL lock_timeout = '20s'`)
+    await tx.execute(sql.raw(`LOCK TABLE ${REFERENCE.join(', ')} IN SHARE MODE`))
+    // Uses one connection to each node, which keeps its snapshot until the end of the transaction.
+    await db.execute(sql`SET LOCAL citus.max_adaptive_executor_pool_size = 1`)
+    await db.execute(sql`SELECT count(*) FROM ${sql.identifier(COLOCATED_WITH)}`)
+  })
+}
+
+/** A database that is not UTF8; `node` is set if it is the database of a node of a Citus cluster. */
+interface OtherEncoding { encoding: string, node?: string }
+
+const NEEDED = 'UTF8'
+const ENCODING = "SELECT current_setting('server_encoding')"
+
+/**
+ * Finds a database that is not UTF8, on Citus on any node. Such a database refuses or changes characters that it cannot
+ * store. Skips nodes that do not respond.
+ */
+export async function findOtherEncoding ({ db, maintain }: Database): Promise<OtherEncoding | undefined> {
+  const { encoding } = await queryRow<{ encoding: string }>(db, sql`SELECT current_setting('server_encoding') AS encoding`)
+  if (encoding !== NEEDED) return { encoding }
+  if (!await hasCitus(db)) return undefined
+  const nodes = await maintain(async (db: Db) => {
+    // A start must not wait half a minute for each node that is away.
+    await db.execute(sql`SET LOCAL citus.node_connection_timeout = '2s'`)
+    return onNodes(db, ENCODING)
+  })
+  const other = nodes.find(({ success, result }) => success && result !== NEEDED)
+  return other && { encoding: other.result, node: other.node }
 }

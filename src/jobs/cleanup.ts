@@ -1,6 +1,6 @@
 import { change } from '../changes/change.ts'
 import { PIECE } from '../db/callers/expired.ts'
-import { deleteTokenRemoval, type TokenRemoval } from '../db/callers/token-removals.ts'
+import { deleteTokenRemoval, type TokenRemoval } from '../db/callers/grants.ts'
 import type { Db } from '../db/database.ts'
 import { systemOf } from '../repositories/audit/audit.ts'
 import {

@@ -1,4 +1,4 @@
-import type { NamedInviter } from '../rules/inviters.ts'
+import type { NamedInviter } from '../rules/formats/phrases.ts'
 
 export interface Message { subject: string, text: string }
 

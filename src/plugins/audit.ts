@@ -18,7 +18,6 @@ import { findMemberNames } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import { findTokenNames } from '../repositories/people/tokens.ts'
 import { refuse } from '../rules/errors.ts'
-import { csvRecord } from '../rules/formats/csv.ts'
 import { DAY, dayOf, daysUntil, EARLIEST, requireTimestamp } from '../rules/formats/timestamps.ts'
 import { pageMeta } from '../rules/pagination.ts'
 import { holds, scopesOfRole } from '../rules/roles.ts'
@@ -192,4 +191,19 @@ async function textOf (items: readonly Item[], write: (item: Item) => string): P
     await yieldToEventLoop()
   }
   return text
+}
+
+// Some spreadsheets also read the fullwidth forms of these characters.
+const FORMULA = /^[=+\-@\uff1d\uff0b\uff0d\uff20\t\r\n]/
+
+/**
+ * A record of CSV (RFC 4180). A spreadsheet takes a cell that begins with `=`, `+`, `-`, `@`, a tab or a line break for
+ * a formula, so such a cell gets a leading apostrophe.
+ */
+const csvRecord = (cells: readonly (string | number | null)[]): string => `${cells.map(cellOf).join()}\r\n`
+
+function cellOf (value: string | number | null): string {
+  const text = String(value ?? '')
+  const shown = FORMULA.test(text) ? `'${text}` : text
+  return /[",\r\n]/.test(shown) ? `"${shown.replaceAll('"', '""')}"` : shown
 }

@@ -13,7 +13,7 @@ import {
   KEY_CHECK_MEMBERS, readKeyCheck, refuseKeyCheck, requireKeyCheck, warnOfIterations
 } from '../http/bodies/key-checks.ts'
 import { levelOf, lockProjectOf, reachOfWhole, requireSiblings } from '../http/guard/level-lookup.ts'
-import { requirePlanQuota } from '../http/limits/plan-limits.ts'
+import { requirePlanQuota } from '../http/routes/requirements.ts'
 import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf } from '../repositories/audit/audit.ts'

@@ -24,7 +24,7 @@ import {
 } from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { requireNewName } from '../rules/formats/names.ts'
-import { mustBeOneOf } from '../rules/formats/choices.ts'
+import { mustBeOneOf } from '../rules/formats/phrases.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import {

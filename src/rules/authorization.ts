@@ -1,7 +1,7 @@
 import { CONSOLE_CLIENT, isPrivileged, PRIVILEGED_SECONDS } from '../../schemas/console.ts'
 import { STATE_LENGTH, type OAuthErrorCode } from '../../schemas/oauth.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
-import { didYouMean } from './formats/choices.ts'
+import { didYouMean } from './formats/phrases.ts'
 import { redirectMatches } from './redirects.ts'
 
 // The authorization request (RFC 6749 4.1.1, RFC 7636 4.3, RFC 9700). `prompt` and `max_age` are from OpenID Connect

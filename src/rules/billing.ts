@@ -1,5 +1,6 @@
 import { CURRENCIES, type Interval, type InvoiceStatus } from '../../schemas/billing.ts'
-import { refuseEach } from './errors.ts'
+import type { Plan } from '../../schemas/organizations.ts'
+import { fail, refuseEach } from './errors.ts'
 
 const MONTHS: Record<Interval, number> = { month: 1, year: 12 }
 
@@ -158,4 +159,13 @@ function * membersWithCards (body: object, at = ''): Generator<string> {
     if (typeof value === 'string' && holdsCardNumber(value)) yield at + name
     if (typeof value === 'object' && value !== null) yield * membersWithCards(value as object, `${at}${name}.`)
   }
+}
+
+/**
+ * Throws 422 `plan_limit_reached` if `growth` more bytes would exceed the plan's storage quota. Always allows changes
+ * that do not grow the storage, even above the quota.
+ */
+export function requireBytes ({ name, max_bytes }: Plan, stored: number, growth: number): void {
+  if (growth <= 0 || max_bytes === null || stored + growth <= max_bytes) return
+  fail('plan_limit_reached', { limit: max_bytes, used: stored, plan: name })
 }

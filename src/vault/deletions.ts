@@ -1,5 +1,5 @@
 import { PIECE } from '../db/callers/expired.ts'
-import { createTokenRemovals, type TokenRemoval } from '../db/callers/token-removals.ts'
+import { createTokenRemovals, type TokenRemoval } from '../db/callers/grants.ts'
 import type { Db } from '../db/database.ts'
 import type { Counter } from '../db/rows/counter.ts'
 import { eventOf, type AuditEvent } from '../repositories/audit/audit.ts'

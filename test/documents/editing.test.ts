@@ -2,13 +2,12 @@
 import { isDeepStrictEqual } from 'node:util'
 import t, { type Test } from 'tap'
 import { parse as parseEnv } from 'dotenv'
-import { emptyEntries, type NamedFormat } from '../../src/rules/documents/entries.ts'
+import { compareEntries, emptyEntries, type NamedFormat } from '../../src/rules/documents/entries.ts'
 import { MAX_LINES, MAX_NAMES } from '../../src/rules/documents/env.ts'
 import { MAX_TOKENS } from '../../src/rules/documents/json.ts'
 import { documentError, readDocument } from '../../src/rules/documents/read.ts'
 import { YAML_LENGTH } from '../../src/rules/documents/yaml.ts'
 import { changeNames } from '../../src/rules/editing/change.ts'
-import { compareEntries } from '../../src/rules/editing/compare.ts'
 import { texts } from '../helpers/texts.ts'
 
 /** Sets names to texts. A text replaces an object or a list. */

@@ -1,7 +1,6 @@
 // runs: one database, embedded
 import t from 'tap'
-import { makeEtag } from '../../src/crypto/etag.ts'
-import { deriveKey } from '../../src/crypto/primitives.ts'
+import { deriveKey, makeEtag } from '../../src/crypto/primitives.ts'
 import { storageKeyOf } from '../../src/vault/keys/keys.ts'
 import { makeLevel, startApp } from '../helpers/app.ts'
 

@@ -7,7 +7,6 @@ import { IntegrityError, openAtRest, sealAtRest } from '../../src/crypto/at-rest
 import { hashToken, mintApiToken, parseApiToken, storedToken, TOKEN_PATTERN } from '../../src/crypto/bearer.ts'
 import { isBlobText, MAX_BLOB_BYTES, openBlob, sealBlob } from '../../src/crypto/blob.ts'
 import { createGate, createGates, WorkOverloaded } from '../../src/crypto/bounded.ts'
-import { makeEtag } from '../../src/crypto/etag.ts'
 import {
   decodeProof, deriveDataKey, generateKeyString, generateSalt, KeyWorkOverloaded, makeProof, proofMatches, proofOpens
 } from '../../src/crypto/key-proof.ts'
@@ -17,7 +16,8 @@ import {
 import { COSTS } from '../../src/crypto/costs.ts'
 import { generatePassword, hashPassword, PasswordWorkOverloaded, verifyPassword } from '../../src/crypto/passwords.ts'
 import {
-  decodeBase64, deriveKey, encodeContext, expandKey, hmac, hmacMatches, open, random, sameBytes, seal, secretKey, sha256
+  decodeBase64, deriveKey, encodeContext, expandKey, hmac, hmacMatches, makeEtag, open, random, sameBytes, seal,
+  secretKey, sha256
 } from '../../src/crypto/primitives.ts'
 import {
   createRowChecker, createRowEncoder, encodeField, encodeRow, rowKeyFingerprint, rowMac

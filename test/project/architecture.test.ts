@@ -181,8 +181,7 @@ function decideBreaches (path: string, source: string): string[] {
 // Files that begin transactions: migrations, placement and read-only snapshots, and savepoints of a transaction. All
 // others that change data begin in src/changes.
 const BEGINS = [
-  'src/changes/transaction.ts', 'src/db/database.ts', 'src/db/migrate.ts', 'src/db/citus/snapshot.ts',
-  'src/db/rows/savepoint.ts'
+  'src/changes/transaction.ts', 'src/db/database.ts', 'src/db/migrate.ts', 'src/db/rows/authority.ts'
 ]
 
 // Inside a transaction, `db` is the transaction. Code that uses the outer handle reads and writes outside of the

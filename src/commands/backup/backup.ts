@@ -9,7 +9,7 @@ import { AGE, decryptWith, encryptTo, RecipientError, type Cipher } from '../../
 import { freeBytes } from '../../db/embedded/copy-cluster.ts'
 import { readNow, type Db } from '../../db/database.ts'
 import { areUnreleased, canMakeSchema, listMigrations, lockSchema, makeSchema } from '../../db/migrate.ts'
-import { counted } from '../../rules/formats/words.ts'
+import { counted } from '../../rules/formats/phrases.ts'
 import { countOrganizations } from '../../repositories/levels/organizations.ts'
 import {
   analyze, clearSeeds, countRows, describeTables, dropTables, findContent, insertRows, lockTableSchemas, LEFT_OUT,

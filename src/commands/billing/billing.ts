@@ -10,8 +10,7 @@ import { formatMoney, invoiceNumber } from '../../rules/billing.ts'
 import { ApiError } from '../../rules/errors.ts'
 import { changeOn, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse, StartError } from '../common/errors.ts'
-import { allRows } from '../common/pages.ts'
-import { rowOf } from '../common/stdio.ts'
+import { allRows, rowOf } from '../common/stdio.ts'
 import { currencyOf, fail, numberOf, TEXT, timeOf } from '../common/words.ts'
 
 export const coupon: Noun = {

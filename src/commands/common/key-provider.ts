@@ -2,6 +2,7 @@ import { spawn } from 'node:child_process'
 import { ConfigError, WRAPPED_BYTES, type Config, type KeyCommands } from '../../config.ts'
 import { parseMasterKey, type MasterKey } from '../../crypto/keyring.ts'
 import { decodeBase64, random, sameBytes, takeKey } from '../../crypto/primitives.ts'
+import type { Channel } from '../../telemetry/channel.ts'
 import { retry, type NextPause } from './retry.ts'
 
 /**
@@ -203,3 +204,30 @@ function start (program: string, args: string[], env: KeyCommands['env']) {
     throw new KeyProviderError(`cannot be run (${(error as NodeJS.ErrnoException).code})`)
   }
 }
+
+// Workers request unwrapped master keys from the supervisor. So the unwrap command runs once, and a worker can be
+// replaced while the key management system is unavailable. Keys are sent over IPC, never through the environment.
+
+const UNWRAP = 'unwrapMasterKey'
+
+/** The handlers of the supervisor. Messages contain bytes as base64. */
+export const keyHandlers = (provider: KeyProvider) => ({
+  [UNWRAP]: async ({ id, wrapped }: { id: string, wrapped: string }) => {
+    const key = await provider.unwrap(id, Buffer.from(wrapped, 'base64'))
+    try {
+      return key.toString('base64')
+    } finally {
+      key.fill(0)
+    }
+  }
+})
+
+/** The key provider of a worker. */
+export const remoteProvider = (channel: Channel): KeyProvider => ({
+  wrap: () => Promise.reject(new KeyProviderError('A worker cannot create master keys')),
+  unwrap: async (id, wrapped) => {
+    const key = await channel.request<string>(UNWRAP, { id, wrapped: wrapped.toString('base64') })
+      .catch((error: Error) => { throw new KeyProviderError(error.message) })
+    return Buffer.from(key, 'base64')
+  }
+})

@@ -1,6 +1,6 @@
 import { parseArgs } from 'node:util'
 import { loadConfig, type Config } from '../../config.ts'
-import { didYouMean } from '../../rules/formats/choices.ts'
+import { didYouMean } from '../../rules/formats/phrases.ts'
 import type { Database } from '../../db/database.ts'
 import { Interrupted, lineOf, UsageError } from './errors.ts'
 import { openedByService } from './in-service.ts'

@@ -5,12 +5,11 @@ import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
 } from '../../crypto/keyring.ts'
 import {
-  codeOf, requestCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, lockDirectory,
-  removeUnlocked, sendRequest, type Client, type Database
+  codeOf, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, findOtherEncoding, lockDirectory,
+  removeUnlocked, requestCopy, sendRequest, type Client, type Database
 } from '../../db/database.ts'
-import { findOtherEncoding } from '../../db/encoding.ts'
 import { refuseUnreleased } from '../../db/migrate.ts'
-import { noteBackup, type Backup } from '../../repositories/operations/backups.ts'
+import { noteBackup, type Backup } from '../../repositories/operations/backlog.ts'
 import { listCanaries, wrapsNothing } from '../../repositories/keys/master-keys.ts'
 import { openRows } from '../../jobs/violations.ts'
 import { directoryOf, explainFiles, makeDataDir, requireDatabase, requireUnwritable } from './data-dir.ts'

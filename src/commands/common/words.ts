@@ -1,6 +1,6 @@
 import { CURRENCY_CODES } from '../../../schemas/billing.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
-import { mustBeOneOf } from '../../rules/formats/choices.ts'
+import { mustBeOneOf } from '../../rules/formats/phrases.ts'
 import { isEmail } from '../../rules/formats/emails.ts'
 import { isNewName } from '../../rules/formats/names.ts'
 import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'

@@ -7,7 +7,7 @@ import { countWrapped, deleteCanary, WRAPPED, type WrappedTable } from '../../re
 import {
   lockCurrentCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../../vault/keys/master-keys.ts'
-import { counted } from '../../rules/formats/words.ts'
+import { counted } from '../../rules/formats/phrases.ts'
 import { command, withOpened, type Noun } from '../common/noun.ts'
 import type { Opened } from '../common/open.ts'
 import { DATABASE_TIMEOUT_MS, retryDatabase } from '../common/retry.ts'

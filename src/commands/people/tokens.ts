@@ -8,13 +8,12 @@ import {
   createToken, deleteTokens, findOrganizationOfToken, findSlices, listTokens, findReachedTokenLimit,
   type OwnToken
 } from '../../repositories/people/tokens.ts'
-import { mustBeOneOf } from '../../rules/formats/choices.ts'
+import { mustBeOneOf } from '../../rules/formats/phrases.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { deleteUngiven } from '../../vault/memberships.ts'
 import { changeOn, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
-import { allRows } from '../common/pages.ts'
-import { rowOf } from '../common/stdio.ts'
+import { allRows, rowOf } from '../common/stdio.ts'
 import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
 
 export const noun: Noun = {

@@ -1,6 +1,6 @@
 import { loadConfig } from '../../config.ts'
 import type { Migrated } from '../../db/database.ts'
-import { counted } from '../../rules/formats/words.ts'
+import { counted } from '../../rules/formats/phrases.ts'
 import { command, type Noun } from '../common/noun.ts'
 import { openDatabase } from '../common/open.ts'
 import { withProgress } from '../common/progress.ts'

@@ -1,11 +1,11 @@
-import { and, asc, eq, inArray, isNull, lte, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, inArray, is, isNull, lte, sql, SQL } from 'drizzle-orm'
+import type { AnyPgColumn } from 'drizzle-orm/pg-core'
 import { PIECE } from './expired.ts'
 import type { Db } from '../postgres/handle.ts'
 import { andRowsAlone, engineOf } from '../postgres/engine.ts'
 import { isOneOf } from '../rows/lists.ts'
-import { matching } from '../rows/matching.ts'
+import { matching } from '../rows/query.ts'
 import { api_tokens, oauth_grants, token_removals } from '../tables.ts'
-import { createTokenRemovals, deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from './token-removals.ts'
 
 /** The number and first ids of an organization's API tokens that ended with a membership or grant. */
 export interface EndedTokens { organization_id: string, count: number, ids: number[] }
@@ -187,4 +187,24 @@ export function endingOf (
     tokens: tokens.reduce((sum, { count }) => sum + count, 0),
     token_ids: namesOf(tokens.flatMap(({ ids }) => ids))
   }
+}
+
+/** An entry of the work list: an ended membership, grant or level whose API tokens are not all deleted yet. */
+export type TokenRemoval = typeof token_removals.$inferSelect
+
+type OrColumn<T> = { [K in keyof T]: T[K] | AnyPgColumn }
+
+/** A condition for one entry, by values or by columns of an outer query. */
+export const isTokenRemoval = ({ organization_id, ended, ended_id }: OrColumn<TokenRemoval>): SQL =>
+  matching(token_removals, { organization_id, ended, ended_id })
+
+/** Adds entries for invalid API tokens, which a background job then deletes. */
+export async function createTokenRemovals (db: Db, removals: TokenRemoval | SQL): Promise<void> {
+  const insert = db.insert(token_removals)
+  await (is(removals, SQL) ? insert.select(removals) : insert.values(removals)).onConflictDoNothing()
+}
+
+/** Deletes an entry whose tokens are all deleted; with `besides`, only if that condition holds. */
+export async function deleteTokenRemoval (db: Db, removal: TokenRemoval, besides?: SQL): Promise<void> {
+  await db.delete(token_removals).where(and(isTokenRemoval(removal), besides))
 }

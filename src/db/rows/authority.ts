@@ -142,3 +142,13 @@ export async function updateAuthentic<N extends AuthenticatedTable> (
   }
   return undefined
 }
+
+/**
+ * Runs `fn` in a savepoint of the caller's transaction, which can continue after an error of `fn`. Without a
+ * transaction, runs `fn` in a transaction of its own.
+ */
+export const savepoint = async <T>(db: Db, fn: (db: Db) => Promise<T>): Promise<T> =>
+  db.transaction(async (nested) => {
+    setAuthority(nested, findAuthority(db))
+    return fn(nested)
+  })

@@ -1,4 +1,5 @@
-import type { SQL } from 'drizzle-orm'
+import { and, eq, getTableColumns, type SQL } from 'drizzle-orm'
+import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import type { Db } from '../postgres/handle.ts'
 import type { AuthenticatedTable } from './authenticated.ts'
 import { isAuthentic, type About, type Authenticated } from './authority.ts'
@@ -21,4 +22,12 @@ export function authenticRow<N extends AuthenticatedTable, Row extends Authentic
   db: Db, table: N, row: Row | undefined, about?: About
 ): Row | undefined {
   return row !== undefined && isAuthentic(db, table, row, about) ? row : undefined
+}
+
+/** A condition: columns of a table equal these values, or these columns of another table. */
+export function matching<T extends PgTable> (
+  table: T, values: { [C in keyof T['$inferSelect']]?: NonNullable<T['$inferSelect'][C]> | PgColumn | SQL }
+): SQL {
+  const columns = getTableColumns(table) as Record<string, PgColumn>
+  return and(...Object.entries(values).map(([name, value]) => eq(columns[name]!, value)))!
 }

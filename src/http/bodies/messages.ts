@@ -2,7 +2,7 @@ import type { TSchema } from '@sinclair/typebox'
 import { ValueErrorType, type ValueError } from '@sinclair/typebox/compiler'
 import { ACTOR_PATTERN } from '../../../schemas/audit.ts'
 import { ruleOf } from '../../../schemas/shapes.ts'
-import { didYouMean, mustBeOneOf } from '../../rules/formats/choices.ts'
+import { didYouMean, mustBeOneOf } from '../../rules/formats/phrases.ts'
 import { timestampProblem } from '../../rules/formats/timestamps.ts'
 
 /** The message for an invalid value: says which values are valid, and never contains the value. */

@@ -2,7 +2,7 @@ import { STATUS_CODES } from 'node:http'
 import { Document as YamlDocument, isCollection, isScalar, isSeq, Scalar, visit } from 'yaml'
 import { COMMON_STATUSES, CommonErrors } from '../../../schemas/errors.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
-import { LEFT_OUT_HEADER } from '../responses/left-out.ts'
+import { LEFT_OUT_HEADER } from '../responses/headers.ts'
 import { oneOfWords } from '../responses/serialization.ts'
 import { DEPRECATED } from '../routes/aliases.ts'
 

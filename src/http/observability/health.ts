@@ -2,7 +2,6 @@ import { Type } from '@sinclair/typebox'
 import type { Database } from '../../db/database.ts'
 import { isWritable } from '../../repositories/levels/organizations.ts'
 import { fail } from '../../rules/errors.ts'
-import { singleFlight } from './single-flight.ts'
 import type { Domain } from '../routes/types.ts'
 
 const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', examples: [{ status: 'ok' }] })
@@ -39,5 +38,14 @@ export function health (database: Pick<Database, 'ping'>, isLeaving: () => boole
         return { status: 'ok' as const }
       }
     })
+  }
+}
+
+/** Concurrent calls of the returned function share one call of `run` and its result. */
+export function singleFlight<T> (run: () => Promise<T>): () => Promise<T> {
+  let underWay: Promise<T> | undefined
+  return async () => {
+    underWay ??= run().finally(() => { underWay = undefined })
+    return underWay
   }
 }

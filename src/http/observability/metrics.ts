@@ -9,7 +9,7 @@ import type { Measured } from '../../telemetry/worker-metrics.ts'
 import { gauge, render, type Family, type Metrics, type QueueFigures } from '../../telemetry/metrics.ts'
 import type { ObserveRequest } from './log.ts'
 import { knownMethod } from '../routes/methods.ts'
-import { singleFlight } from './single-flight.ts'
+import { singleFlight } from './health.ts'
 
 const BUCKETS_SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 const TYPE = 'text/plain; version=0.0.4; charset=utf-8'

@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import cookies from '@fastify/cookie'
 import formbody, { type FastifyFormbodyOptions } from '@fastify/formbody'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { encode } from 'uqr'
 import { formToken, isFormToken, mintSecret } from '../../crypto/bearer.ts'
 import { Html, html } from '../../rules/formats/html.ts'
 import { STYLE } from './style.ts'
@@ -158,3 +159,20 @@ export const valuesOf = (request: FastifyRequest, name: string): string[] => [fi
 
 /** Percent-encodes `#` and everything except visible ASCII, so that headers and hidden fields do not change a query. */
 export const visible = (query: string): string => query.replace(/[^\x21\x22\x24-\x7e]/gu, encodeURIComponent)
+
+/** The quiet zone in modules, which scanners need (ISO/IEC 18004). */
+const QUIET_ZONE = 4
+
+/** A QR code as inline SVG, without scripts or external resources. */
+export function qrCode (text: string, label: string): Html {
+  const { data, size } = encode(text, { ecc: 'M', border: QUIET_ZONE })
+  // Draw adjacent dark modules of a row as one bar.
+  const bars = data.flatMap((row, y) => row.flatMap((isDark, x) => {
+    if (!isDark || row[x - 1] === true) return []
+    const end = row.indexOf(false, x)
+    return [`M${x} ${y}h${end - x}v1h${x - end}z`]
+  }))
+  return html`<svg class="qr" role="img" aria-label="${label}" viewBox="0 0 ${size} ${size}" shape-rendering="crispEdges">
+<rect width="${size}" height="${size}" fill="#fff"/><path d="${bars.join('')}" fill="#000"/>
+</svg>`
+}

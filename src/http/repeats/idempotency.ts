@@ -16,7 +16,7 @@ import { fail } from '../../rules/errors.ts'
 import { actorOf } from '../routes/actor.ts'
 import { hooksOf, takeHeaders } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'
-import { isDryRun } from '../routes/query-params.ts'
+import { isDryRun } from '../routes/params.ts'
 import { tagOf } from './etags.ts'
 
 declare module 'fastify' {

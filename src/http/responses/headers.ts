@@ -1,4 +1,5 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import type { Level } from '../../../schemas/secrets.ts'
 import type { Config } from '../../config.ts'
 
 const ALWAYS = {
@@ -36,4 +37,12 @@ export function installHeaders (app: FastifyInstance) {
     reply.header('cache-control', cache !== undefined && isGood ? cache : 'no-store')
     done()
   })
+}
+
+/** The header that names the levels which the caller's restrictions exclude from merged values without `meta`. */
+export const LEFT_OUT_HEADER = 'Strongroom-Left-Out'
+
+/** Sets the header if the restrictions exclude a level above: `project`, `target` or `project, target`. */
+export function sayLeftOut (reply: FastifyReply, { leftOut }: { leftOut: readonly Level[] }) {
+  if (leftOut.length > 0) reply.header(LEFT_OUT_HEADER, leftOut.join(', '))
 }

@@ -18,7 +18,7 @@ import { grantableScopes, grantsEverything, readsOnly } from '../../rules/roles.
 import { codeIn, codeInSession, formCookie, inSession, refusal, signedIn, withSecondFactor, WRONG_CODE } from './pages/browser.ts'
 import { enabledClient } from './client.ts'
 import { codeForConsole, isForeign, outlastsToken } from './console.ts'
-import { grantTo } from './grants.ts'
+import { grantTo } from './personal-events.ts'
 import { pagesOf } from './pages/page-routes.ts'
 import { consentPage, problemPage, signInPage, type Problem, type SignedIn } from './pages/views.ts'
 

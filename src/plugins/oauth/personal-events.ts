@@ -1,12 +1,15 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { EventName } from '../../../schemas/events.ts'
+import { LIFETIMES } from '../../../schemas/oauth.ts'
+import type { Scope } from '../../../schemas/scopes.ts'
 import { recordOfPerson, UNLISTED_ORGANIZATIONS } from '../../changes/late.ts'
-import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
+import { endingOf, namesOf, type EndedTokens } from '../../db/callers/grants.ts'
 import type { Db } from '../../db/database.ts'
 import { personalEventOf, recordForPersonAlone, type Details, type Person } from '../../http/guard/personal-events.ts'
 import { personOf, withoutOrigin } from '../../http/routes/actor.ts'
 import type { Actor, AuditEvent, RecordedEvent } from '../../repositories/audit/audit.ts'
 import { listOrganizationsIfAvailable, listOrganizationsOf } from '../../repositories/people/members.ts'
+import { createGrant, type RevokedGrants } from '../../repositories/people/oauth.ts'
 import { endInvitationsEverywhere } from '../../vault/memberships.ts'
 
 /**
@@ -74,4 +77,24 @@ export async function recordRefusal (
   const event = { action, resource_type: 'user', resource_id: String(person.id), details } as const
   const organizations = await listOrganizationsIfAvailable(app.db, person.id)
   if (await app.recordRefused(own, actorsOf(request, person, organizations), event)) request.hasLateEvents = true
+}
+
+/**
+ * Creates a grant of a user and records this. Also records the grants that `revokeExcessGrants` has revoked. The caller
+ * of this function has locked the account.
+ */
+export async function grantTo (
+  db: Db, request: FastifyRequest, user: Person, { client, scopes }: { client: string, scopes: Scope[] },
+  { revoked, ended }: RevokedGrants = { revoked: [], ended: [] }
+): Promise<number> {
+  const grant = await createGrant(db, { user_id: user.id, client_id: client, scopes })
+  if (revoked.length > 0) {
+    await recordForUser(
+      db, request, user, 'oauth.revoke', { client, grants: revoked.length, grant_ids: namesOf(revoked) }, ended
+    )
+  }
+  await recordForUser(
+    db, request, user, 'oauth.grant', { grant, client, scopes: scopes.join(' '), seconds: LIFETIMES.code }
+  )
+  return grant
 }

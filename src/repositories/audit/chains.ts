@@ -1,8 +1,11 @@
-import { sql } from 'drizzle-orm'
+import { eq, sql } from 'drizzle-orm'
 import { isKeyOf, preparedSql, type Db } from '../../db/database.ts'
 import { andOwn, byOrganization, perEngine, type OfOrganization } from '../../db/postgres/engine.ts'
+import { chainOf } from '../../db/rows/authority.ts'
 import { queryRow, queryRows } from '../../db/rows/query.ts'
-import { headOf, type ChainedEvent, type ChainKeyRow, type Head, type HeadRow } from '../../db/events.ts'
+import { HAND_OVER, headOf, type ChainedEvent, type ChainKeyRow, type Head, type HeadRow } from '../../db/events.ts'
+import { chain_keys, organization_counters } from '../../db/tables.ts'
+import type { AuditEvent } from './audit.ts'
 
 // Reads the audit chains for verification and export. The stored data is not trusted.
 
@@ -160,4 +163,23 @@ export async function findBefore (
       WHERE organization_id = ${organizationId} AND occurred_at >= ${since.toISOString()}::timestamptz
     ), 9007199254740991) ORDER BY seq DESC LIMIT 1`)
   return row && { seq: Number(row.seq), mac: row.mac }
+}
+
+/** Whether the chain key of any organization was ever rotated. */
+export async function hasChainKeys (db: Db): Promise<boolean> {
+  return (await db.select({ kid: chain_keys.kid }).from(chain_keys).limit(1)).length > 0
+}
+
+/**
+ * Stores a new chain key of an organization. Returns the event of the rotation, which must be the next event of the
+ * organization: `proof` covers the end of the chain. The id of the current key is in the counter row (`chain_kid`),
+ * because a transaction that waits for the lock of the counter row sees new values only in this row.
+ */
+export async function handOver (db: Db, key: ChainKeyRow, proof: Buffer): Promise<AuditEvent> {
+  await db.insert(chain_keys).values(key)
+  await db.update(organization_counters).set({ chain_kid: key.kid })
+    .where(eq(organization_counters.organization_id, key.organization_id))
+  // Opens the new key before the rotation event is recorded, because the next event uses the new key.
+  chainOf(db).openKey(key)
+  return { action: HAND_OVER, resource_type: 'chain-key', resource_id: key.kid, details: { proof: proof.toString('hex') } }
 }

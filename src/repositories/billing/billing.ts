@@ -1,7 +1,7 @@
 import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
 import type { BillingDetails, PaymentMethodAttributes } from '../../../schemas/billing.ts'
 import type { Db } from '../../db/database.ts'
-import { matching } from '../../db/rows/matching.ts'
+import { matching } from '../../db/rows/query.ts'
 import {
   billing_accounts, columnsOf, coupon_redemptions, coupons, credits, organization_counters, payment_methods
 } from '../../db/tables.ts'

@@ -2,7 +2,7 @@ import { and, asc, desc, eq, getTableColumns, gt, inArray, isNotNull, isNull, ne
 import type { PaymentStatus } from '../../../schemas/billing.ts'
 import type { Db } from '../../db/database.ts'
 import { andOwn, engineOf, withNow } from '../../db/postgres/engine.ts'
-import { matching } from '../../db/rows/matching.ts'
+import { matching } from '../../db/rows/query.ts'
 import { charges, invoices, refunds } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 

@@ -2,7 +2,7 @@ import { asc, eq, getTableColumns, sql } from 'drizzle-orm'
 import type { Interval, PlanPrice } from '../../../schemas/billing.ts'
 import type { Plan } from '../../../schemas/organizations.ts'
 import type { Db } from '../../db/database.ts'
-import { matching } from '../../db/rows/matching.ts'
+import { matching } from '../../db/rows/query.ts'
 import { invitations, members, organization_counters, plan_prices, plans, projects } from '../../db/tables.ts'
 
 const TABLES = { projects, members }

@@ -2,7 +2,7 @@ import { and, desc, eq, isNotNull, lte, sql } from 'drizzle-orm'
 import { updateAuthentic, tampered, type Db } from '../../db/database.ts'
 import type { AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { makeId } from '../../db/rows/ids.ts'
-import { matching } from '../../db/rows/matching.ts'
+import { matching } from '../../db/rows/query.ts'
 import { encryption_keys, keyColumns, projects } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 

@@ -6,8 +6,7 @@ import { changedAt } from '../../db/columns.ts'
 import { type Db, isAuthentic, isOneOf } from '../../db/database.ts'
 import { deleteExpired } from '../../db/callers/expired.ts'
 import { andRowsAlone } from '../../db/postgres/engine.ts'
-import { matching } from '../../db/rows/matching.ts'
-import { queryRow } from '../../db/rows/query.ts'
+import { matching, queryRow } from '../../db/rows/query.ts'
 import {
   api_tokens, counterColumns, former_slugs, members, organization_counters, organization_removals, organizationColumns,
   organizations, plans

@@ -8,7 +8,7 @@ import {
 import {
   LAST_CHANGE, lastChangeOf, lastVersionOfLevel, renewLastVersion, type LastChangeFound
 } from '../../db/rows/last-version.ts'
-import { matching } from '../../db/rows/matching.ts'
+import { matching } from '../../db/rows/query.ts'
 import { environments, project_counts, targets } from '../../db/tables.ts'
 import { andSelected, isFiltered, named, orderOf, patternsOf, perSelection } from '../../db/rows/selection.ts'
 import { readPage, type NamedPageRequest } from '../../rules/pagination.ts'

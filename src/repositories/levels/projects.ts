@@ -13,7 +13,7 @@ import {
 import { andOwn } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { LAST_CHANGE, lastChangeOf, lastVersionOfProject, type LastChangeFound } from '../../db/rows/last-version.ts'
-import { matching } from '../../db/rows/matching.ts'
+import { matching } from '../../db/rows/query.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
 import {
   encryption_keys, environments, project_counts, projects, targets, team_members, teams

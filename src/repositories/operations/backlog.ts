@@ -1,7 +1,9 @@
 import { isNull, sql, type SQL } from 'drizzle-orm'
 import type { Db } from '../../db/database.ts'
 import { queryRow } from '../../db/rows/query.ts'
-import { histories, last_backup, late_events, organization_removals, re_encryptions, token_removals } from '../../db/tables.ts'
+import {
+  histories, last_backup, late_events, organization_removals, re_encryptions, token_removals
+} from '../../db/tables.ts'
 
 /**
  * The backlog of background jobs in all organizations, and the newest backup. `late_seconds` is the age of the oldest
@@ -31,4 +33,15 @@ export async function readBacklog (db: Db): Promise<Backlog> {
       SELECT count(*)::int AS reencryptions, coalesce(sum(total - moved), 0)::float8 AS versions_left
       FROM (SELECT total, moved FROM ${re_encryptions} WHERE ${isNull(re_encryptions.finished_at)} ${counted}) r
     ) again`)
+}
+
+/** A complete backup: the time of its snapshot, and its size. */
+export interface Backup { made_at: string, bytes: number }
+
+/** Stores the time and size of the newest backup, for monitoring. Changes nothing if a newer backup is stored. */
+export async function noteBackup (db: Db, { made_at, bytes }: Backup): Promise<void> {
+  await db.execute(sql`
+    INSERT INTO ${last_backup} (made_at, bytes) VALUES (${made_at}::timestamptz, ${bytes}::bigint)
+    ON CONFLICT (id) DO UPDATE SET made_at = excluded.made_at, bytes = excluded.bytes
+    WHERE ${last_backup}.made_at < excluded.made_at`)
 }

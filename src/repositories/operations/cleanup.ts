@@ -4,13 +4,12 @@ import type { Db } from '../../db/database.ts'
 import { ownOf, perEngine } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { renewLastVersion } from '../../db/rows/last-version.ts'
-import { matching } from '../../db/rows/matching.ts'
-import { queryRow, queryRows } from '../../db/rows/query.ts'
+import { matching, queryRow, queryRows } from '../../db/rows/query.ts'
 import {
   api_tokens, encryption_keys, environments, histories, organization_removals, project_counts, projects,
   re_encryptions, targets, token_removals
 } from '../../db/tables.ts'
-import { deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from '../../db/callers/token-removals.ts'
+import { deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from '../../db/callers/grants.ts'
 
 // Deletes the data of purged and deleted documents. The versions of a secret belong to its history (`histories`). A
 // purge gives the secret a new history, and the deletion of a level marks the history as removed. So the former

@@ -1,7 +1,7 @@
 import { and, asc, eq, gt, sql } from 'drizzle-orm'
 import { lookUp, preparedSql, type Db } from '../../db/database.ts'
 import { andOwn, findByOrganization, rowsIn, type OfOrganization } from '../../db/postgres/engine.ts'
-import { matching } from '../../db/rows/matching.ts'
+import { matching } from '../../db/rows/query.ts'
 import { columnsOf, idempotency_keys, members, organizations } from '../../db/tables.ts'
 
 /** An idempotency key and its owner. `key` is a keyed hash of the header `Idempotency-Key` (`lookupHash`). */

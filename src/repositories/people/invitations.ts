@@ -5,8 +5,7 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, isKeyOf, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { andOwn, findByOrganization } from '../../db/postgres/engine.ts'
-import { matching } from '../../db/rows/matching.ts'
-import { authenticRow, queryRows } from '../../db/rows/query.ts'
+import { authenticRow, matching, queryRows } from '../../db/rows/query.ts'
 import {
   api_tokens, invitation_mails, invitations, oauth_grants, organization_counters, organizations
 } from '../../db/tables.ts'

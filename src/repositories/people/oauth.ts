@@ -19,8 +19,7 @@ import { deleteExpired, keepNewest, PIECE } from '../../db/callers/expired.ts'
 import { lockGrantsTable, revokeGrants, revokeSomeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import { engineOf, perEngine, withNow, type OfOrganization } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
-import { matching } from '../../db/rows/matching.ts'
-import { authenticRow } from '../../db/rows/query.ts'
+import { authenticRow, matching } from '../../db/rows/query.ts'
 import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../../db/callers/memberships.ts'
 import {
   api_tokens, columnsOf, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens,

@@ -4,8 +4,7 @@ import type { Ability } from '../../../schemas/scopes.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { fromJson } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/rows/caller.ts'
-import { matching } from '../../db/rows/matching.ts'
-import { numberOf } from '../../db/rows/query.ts'
+import { matching, numberOf } from '../../db/rows/query.ts'
 import {
   authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound
 } from '../../db/callers/memberships.ts'

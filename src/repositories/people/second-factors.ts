@@ -4,8 +4,7 @@ import { macOf, readNow, tampered, updateAuthentic, type Db } from '../../db/dat
 import { deleteExpired, deleteInPieces } from '../../db/callers/expired.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { andRowsAlone } from '../../db/postgres/engine.ts'
-import { matching } from '../../db/rows/matching.ts'
-import { authenticRow } from '../../db/rows/query.ts'
+import { authenticRow, matching } from '../../db/rows/query.ts'
 import { oauth_grants, recovery_codes, second_factors, sign_in_steps, users } from '../../db/tables.ts'
 
 // Lock the account (`lockUser`) before every change of a second factor, because the change ends sessions.

@@ -10,8 +10,7 @@ import {
   withMoments, type Authenticated, type Db, type Raw, type Value
 } from '../../db/database.ts'
 import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.ts'
-import { matching } from '../../db/rows/matching.ts'
-import { queryRows } from '../../db/rows/query.ts'
+import { matching, queryRows } from '../../db/rows/query.ts'
 import { namesNoLevel } from '../../db/rows/slices.ts'
 import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { members, projects, team_members, team_projects, teams, users } from '../../db/tables.ts'

@@ -10,8 +10,7 @@ import {
   isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Authenticated, type Db
 } from '../../db/database.ts'
 import { andOwn, engineOf } from '../../db/postgres/engine.ts'
-import { matching } from '../../db/rows/matching.ts'
-import { authenticRow, queryRows } from '../../db/rows/query.ts'
+import { authenticRow, matching, queryRows } from '../../db/rows/query.ts'
 import { namesNoLevel } from '../../db/rows/slices.ts'
 import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { api_tokens, environments, former_token_hashes, organization_counters, organizations, projects, targets } from '../../db/tables.ts'

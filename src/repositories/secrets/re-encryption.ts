@@ -2,8 +2,7 @@ import { and, asc, eq, isNull, lt, sql, type SQL } from 'drizzle-orm'
 import type { Counter } from '../../db/rows/counter.ts'
 import { isOneOfOrganization, macOf, rowsOf, type Db } from '../../db/database.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
-import { matching } from '../../db/rows/matching.ts'
-import { queryRow, queryRows } from '../../db/rows/query.ts'
+import { matching, queryRow, queryRows } from '../../db/rows/query.ts'
 import {
   columnsOf, encryption_keys, keyColumns, organizations, project_counts, projects, re_encryptions, secret_versions,
   secrets, targets

@@ -6,7 +6,7 @@ import {
   isOneOfOrganization, macOf, requireAuthentic, rowsOf, type Authenticated, type Db
 } from '../../db/database.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
-import { matching } from '../../db/rows/matching.ts'
+import { matching } from '../../db/rows/query.ts'
 import { secrets } from '../../db/tables.ts'
 import type { Actor } from '../audit/audit.ts'
 import type { KeyState } from '../keys/encryption-keys.ts'

@@ -1,7 +1,6 @@
 import { and, asc, eq, gt, lte, sql } from 'drizzle-orm'
 import type { Db } from '../../db/database.ts'
-import { matching } from '../../db/rows/matching.ts'
-import { queryRow } from '../../db/rows/query.ts'
+import { matching, queryRow } from '../../db/rows/query.ts'
 import {
   encryption_keys, histories, keyColumns, organizations, projects, second_factors, secret_versions, secrets
 } from '../../db/tables.ts'

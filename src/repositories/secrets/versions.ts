@@ -5,9 +5,8 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { renewLastVersion } from '../../db/rows/last-version.ts'
-import { matching } from '../../db/rows/matching.ts'
 import { andOwn, findByOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
-import { numberOf } from '../../db/rows/query.ts'
+import { matching, numberOf } from '../../db/rows/query.ts'
 import {
   columnsOf, encryption_keys, environments, keyColumns, organization_counters, plans, secret_versions, secrets
 } from '../../db/tables.ts'

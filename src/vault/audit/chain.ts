@@ -9,7 +9,7 @@ import type { Db } from '../../db/database.ts'
 import type { ChainKeyRow, EventChain, Head, KnownEnd } from '../../db/events.ts'
 import type { audit_events } from '../../db/tables.ts'
 import type { AuditEvent } from '../../repositories/audit/audit.ts'
-import { handOver } from '../../repositories/audit/chain-keys.ts'
+import { handOver } from '../../repositories/audit/chains.ts'
 import { chainKeyContext, serviceKeyContext } from '../keys/contexts.ts'
 import { makeKey, unlessTampered } from '../keys/keys.ts'
 

@@ -5,7 +5,7 @@ import type { Counter } from '../../db/rows/counter.ts'
 import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { SecretWrite } from '../../repositories/secrets/secrets.ts'
-import { requireBytes } from '../../rules/plan-bytes.ts'
+import { requireBytes } from '../../rules/billing.ts'
 import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 
 /** The change of a level by a write. `blob` is the new document; null deletes the document. */

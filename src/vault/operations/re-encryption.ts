@@ -13,7 +13,7 @@ import {
 import { lockProject } from '../../repositories/levels/projects.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/errors.ts'
-import { requireBytes } from '../../rules/plan-bytes.ts'
+import { requireBytes } from '../../rules/billing.ts'
 import { contextOf, openVersion, sealVersion, sizeOf } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf, unlessTampered } from '../keys/keys.ts'
 import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'

@@ -9,7 +9,7 @@ import { findVersionsTogether, type FullVersion } from '../../repositories/secre
 import { fail, refuse } from '../../rules/errors.ts'
 import { workOfDocument } from '../../rules/documents/work.ts'
 import { requireKeptAt } from '../../rules/moments.ts'
-import { requireBytes } from '../../rules/plan-bytes.ts'
+import { requireBytes } from '../../rules/billing.ts'
 import { sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { compareTexts, planChange, plannedLevel, type PlannedChange } from '../documents/dry-run.ts'
 import { batchesOf, isSpent, type ReadContext } from '../documents/open-documents.ts'

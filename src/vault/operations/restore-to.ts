@@ -14,7 +14,7 @@ import {
 import { findVersionsTogether, type FullVersion } from '../../repositories/secrets/versions.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { requireKeptAt } from '../../rules/moments.ts'
-import { requireBytes } from '../../rules/plan-bytes.ts'
+import { requireBytes } from '../../rules/billing.ts'
 import { acceptRestored, notesOf, type Accepted } from '../documents/accept.ts'
 import { contextOf, openCurrent, sealCurrent, sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'

@@ -18,7 +18,7 @@ import {
 } from '../../repositories/secrets/rotations.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/errors.ts'
-import { requireBytes } from '../../rules/plan-bytes.ts'
+import { requireBytes } from '../../rules/billing.ts'
 import { contextOf, openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
 import { leaveHalf } from './long-operations.ts'

@@ -22,3 +22,14 @@ export function didYouMean (choices: readonly string[], value: unknown): string 
   }
   return nearest === undefined ? '' : ` (did you mean ${nearest}?)`
 }
+
+/** A count with its noun in singular or plural: `1 version`, `2 versions`. */
+export const counted = (number: number, noun: string): string => `${number} ${noun}${number === 1 ? '' : 's'}`
+
+export interface NamedInviter { type: 'user' | 'api_token', name: string }
+
+/** The inviter as a phrase: the user's name, `the API token NAME`, or `the operator` for null. */
+export function inviterOf (inviter: NamedInviter | null): string {
+  if (inviter === null) return 'the operator'
+  return inviter.type === 'user' ? inviter.name : `the API token ${inviter.name}`
+}
