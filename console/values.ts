@@ -2,7 +2,7 @@ import { emptyEntries, UnreadableDocument } from '../src/rules/documents/entries
 import { readJson as readEntries } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
 import { originalOffsets, readEnv as readAssignments, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
-import { compactJson } from '../src/rules/documents/json-tree.ts'
+import { compactJson } from '../src/rules/documents/json-values.ts'
 import { envForms, LINE_REST, placeOf, type EnvPlace } from '../src/rules/editing/env-forms.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from '../src/rules/editing/splices.ts'

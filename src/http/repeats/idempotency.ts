@@ -11,7 +11,7 @@ import {
   type Repeatable, type StoredResponse
 } from '../../repositories/operations/idempotency.ts'
 import { findStorageKey } from '../../repositories/levels/organizations.ts'
-import { changedNumbers, valuesAsSpelled } from '../../rules/documents/json-tree.ts'
+import { changedNumbers, valuesAsSpelled } from '../../rules/documents/json-values.ts'
 import { fail } from '../../rules/errors.ts'
 import { actorOf } from '../routes/actor.ts'
 import { hooksOf, takeHeaders } from '../routes/routes.ts'

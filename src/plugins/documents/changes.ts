@@ -13,10 +13,8 @@ import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/routes.ts'
 import type { Domain, Rule } from '../../http/routes/types.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
-import {
-  compactJson, jsonTree, patchIn, type JsonMember, type PatchValue
-} from '../../rules/documents/json-tree.ts'
-import { jsonValue } from '../../rules/documents/json.ts'
+import { compactJson, patchIn, type PatchValue } from '../../rules/documents/json-values.ts'
+import { jsonTree, jsonValue, type JsonMember } from '../../rules/documents/json.ts'
 import { ApiError, refuse, refuseEach } from '../../rules/errors.ts'
 import { counted } from '../../rules/formats/phrases.ts'
 import { editDocument, type Edited, type RequestedChanges } from '../../vault/documents/change.ts'

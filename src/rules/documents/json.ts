@@ -23,22 +23,10 @@ export function readJson (text: string, entries: Entries, work: Work = { done: 0
     for (const name in members) entries[name] = members[name] as string
     return
   }
-  // The text is valid JSON here. Copy the members from the text, because JSON.parse has rounded the numbers.
-  let depth = 0
-  let name: string | undefined
-  let value: string[] = []
-  eachToken(text, (token) => {
-    if (token === '}' || token === ']') depth--
-    const ends = depth === 0 || (depth === 1 && token === ',')
-    if (ends && name !== undefined) {
-      entries[name] = jsonValue(value.join(''))
-      name = undefined
-      value = []
-    } else if (!ends && name === undefined) {
-      name = stringIn(token)
-    } else if (!ends && !(depth === 1 && token === ':')) value.push(token)
-    if (token === '{' || token === '[') depth++
-  })
+  // Copy the members from the text, because JSON.parse has rounded the numbers.
+  for (const { name, value: { from, to } } of jsonTree(text).members!) {
+    entries[name] = jsonValue(withoutBlanks(text.slice(from, to)))
+  }
 }
 
 // Like `JSON_TOKEN`, without a group, which takes time for each match.
@@ -56,15 +44,58 @@ function countTokens (text: string, work: Work) {
 
 /** Visits the tokens of a text, with their positions. Not a generator, which takes twice as long. */
 export function eachToken (text: string, visit: (token: string, from: number) => void): void {
-  for (let at = 0; ; at = JSON_TOKEN.lastIndex) {
+  for (let at = 0; ;) {
     JSON_TOKEN.lastIndex = at
-    const match = JSON_TOKEN.exec(text)
-    if (match === null) return
-    const token = match[1]!
-    const to = JSON_TOKEN.lastIndex
-    visit(token, to - token.length)
-    JSON_TOKEN.lastIndex = to
+    const token = JSON_TOKEN.exec(text)?.[1]
+    if (token === undefined) return
+    at = JSON_TOKEN.lastIndex
+    visit(token, at - token.length)
   }
+}
+
+/** A value in a JSON text, with its position. `members`: those of an object, in their order. */
+export interface JsonNode { from: number, to: number, members?: JsonMember[] }
+
+export interface JsonMember { name: string, nameFrom: number, nameTo: number, value: JsonNode }
+
+/**
+ * The positions of all values in a text that is valid JSON. `depth`: how deeply objects and lists are nested.
+ * `hasDuplicates`: whether an object has a name twice.
+ */
+export function jsonTree (text: string): JsonNode & { depth: number, hasDuplicates: boolean } {
+  let root: JsonNode | undefined
+  let depth = 0
+  let hasDuplicates = false
+  const open: { node: JsonNode, names: Set<string>, name?: Omit<JsonMember, 'value'> | undefined }[] = []
+  const add = (node: JsonNode) => {
+    root ??= node
+    const parent = open.at(-1)
+    if (parent?.name === undefined) return
+    hasDuplicates ||= parent.names.has(parent.name.name)
+    parent.names.add(parent.name.name)
+    parent.node.members!.push({ ...parent.name, value: node })
+    parent.name = undefined
+  }
+  eachToken(text, (token, from) => {
+    const to = from + token.length
+    const parent = open.at(-1)
+    if (token === '{' || token === '[') {
+      const node: JsonNode = { from, to, ...token === '{' && { members: [] } }
+      add(node)
+      depth = Math.max(depth, open.push({ node, names: new Set() }))
+    } else if (token === '}' || token === ']') open.pop()!.node.to = to
+    else if (parent?.node.members !== undefined && parent.name === undefined && token.startsWith('"')) {
+      parent.name = { name: stringIn(token), nameFrom: from, nameTo: to }
+    } else if (token !== ',' && token !== ':') add({ from, to })
+  })
+  return { ...root!, depth, hasDuplicates }
+}
+
+/** The tokens of a text that is valid JSON, each as `spell` writes it, without the blanks between them. */
+export function withoutBlanks (text: string, spell = (token: string) => token): string {
+  const tokens: string[] = []
+  eachToken(text, (token) => { tokens.push(spell(token)) })
+  return tokens.join('')
 }
 
 /**
@@ -80,13 +111,12 @@ export function parseJson (text: string): unknown {
 /** Whether a text that is valid JSON has a name with an escape sequence. */
 function hasEscapedName (text: string): boolean {
   let last = ''
-  JSON_TOKEN.lastIndex = 0
-  for (let match = JSON_TOKEN.exec(text); match; match = JSON_TOKEN.exec(text)) {
-    const [, token = ''] = match
-    if (token === ':' && last.includes('\\')) return true
+  let isFound = false
+  eachToken(text, (token) => {
+    isFound ||= token === ':' && last.includes('\\')
     last = token
-  }
-  return false
+  })
+  return isFound
 }
 
 const IN_ARRAYS = /"[^"\\]*(?:\\.[^"\\]*)*"|\{\s*\}|\[\s*\]|[{}[:]/g

@@ -1,7 +1,7 @@
 import type { UnreadableReason } from '../../../schemas/documents.ts'
 import { emptyEntries, UnreadableDocument, type DocumentFormat, type Entries, type NamedFormat } from './entries.ts'
 import { readEnv, type EnvAssignment } from './env.ts'
-import { readTypedJson } from './json-tree.ts'
+import { readTypedJson } from './json-values.ts'
 import { readJson } from './json.ts'
 import type { Work } from './work.ts'
 import { readYaml } from './yaml.ts'

@@ -1,5 +1,5 @@
 import { emptyEntries, type Comparison, type Entries, type NamedFormat } from '../documents/entries.ts'
-import { isSameJson, mergedJson, type PatchValue } from '../documents/json-tree.ts'
+import { isSameJson, mergedJson, type PatchValue } from '../documents/json-values.ts'
 import { jsonValue } from '../documents/json.ts'
 import { LINES, type EnvAssignment } from '../documents/env.ts'
 import { describeError, documentError, readClosely, withoutMark, type DocumentError } from '../documents/read.ts'

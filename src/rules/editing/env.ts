@@ -1,6 +1,6 @@
 import type { Entries } from '../documents/entries.ts'
 import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from '../documents/env.ts'
-import { mergedJson } from '../documents/json-tree.ts'
+import { mergedJson } from '../documents/json-values.ts'
 import { jsonValue } from '../documents/json.ts'
 import { readDocument } from '../documents/read.ts'
 import { envForms, LINE_REST, placeOf, type EnvForm } from './env-forms.ts'

@@ -1,7 +1,6 @@
 import { emptyEntries, type Entries } from '../documents/entries.ts'
-import {
-  compactJson, jsonTree, mergedJson, readTypedJson, type JsonMember, type JsonNode, type PatchValue
-} from '../documents/json-tree.ts'
+import { compactJson, mergedJson, readTypedJson, type PatchValue } from '../documents/json-values.ts'
+import { jsonTree, type JsonMember, type JsonNode } from '../documents/json.ts'
 import type { Editor, Plan } from './plan.ts'
 import { lineEndOf, spliced, type Splice } from './splices.ts'
 

@@ -1,4 +1,4 @@
-import type { PatchValue } from '../documents/json-tree.ts'
+import type { PatchValue } from '../documents/json-values.ts'
 import type { Entries } from '../documents/entries.ts'
 
 /** The changes that have an effect: names with another value than before, and existing names to remove. */

@@ -1,6 +1,6 @@
 import { isAlias, isMap, isNode, visit, type CST, type Node, type Pair, type Scalar, type YAMLMap } from 'yaml'
 import { emptyEntries, type Entries } from '../documents/entries.ts'
-import { mergedJson, type PatchValue } from '../documents/json-tree.ts'
+import { mergedJson, type PatchValue } from '../documents/json-values.ts'
 import { readYaml, scalarText, type YamlSource } from '../documents/yaml.ts'
 import type { Editor, Plan, Refusal } from './plan.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from './splices.ts'

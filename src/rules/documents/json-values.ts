@@ -1,53 +1,12 @@
 import { UnreadableDocument, type Entries } from './entries.ts'
-import { eachToken, readJson } from './json.ts'
-
-/** A value in a JSON text, with its position. `members`: those of an object, in their order. */
-export interface JsonNode { from: number, to: number, members?: JsonMember[] }
-
-export interface JsonMember { name: string, nameFrom: number, nameTo: number, value: JsonNode }
-
-/**
- * The positions of all values in a text that is valid JSON. `depth`: how deeply objects and lists are nested.
- * `hasDuplicates`: whether an object has a name twice.
- */
-export function jsonTree (text: string): JsonNode & { depth: number, hasDuplicates: boolean } {
-  let root: JsonNode | undefined
-  let depth = 0
-  let hasDuplicates = false
-  const open: { node: JsonNode, names: Set<string>, name?: Omit<JsonMember, 'value'> | undefined }[] = []
-  const add = (node: JsonNode) => {
-    root ??= node
-    const parent = open.at(-1)
-    if (parent?.name === undefined) return
-    hasDuplicates ||= parent.names.has(parent.name.name)
-    parent.names.add(parent.name.name)
-    parent.node.members!.push({ ...parent.name, value: node })
-    parent.name = undefined
-  }
-  eachToken(text, (token, from) => {
-    const to = from + token.length
-    const parent = open.at(-1)
-    if (token === '{' || token === '[') {
-      const node: JsonNode = { from, to, ...token === '{' && { members: [] } }
-      add(node)
-      depth = Math.max(depth, open.push({ node, names: new Set() }))
-    } else if (token === '}' || token === ']') open.pop()!.node.to = to
-    else if (parent?.node.members !== undefined && parent.name === undefined && token.startsWith('"')) {
-      parent.name = { name: JSON.parse(token) as string, nameFrom: from, nameTo: to }
-    } else if (token !== ',' && token !== ':') add({ from, to })
-  })
-  return { ...root!, depth, hasDuplicates }
-}
+import { eachToken, jsonTree, readJson, withoutBlanks, type JsonNode } from './json.ts'
 
 /**
  * A JSON text, without blanks around it, as a text without blanks. Numbers keep their spelling, and equal strings have
  * the same spelling. So two texts of equal values with the same order of members and the same numbers are equal.
  */
 export function compactJson (text: string): string {
-  if (!/^[[{]/.test(text)) return compactToken(text)
-  const tokens: string[] = []
-  eachToken(text, (token) => { tokens.push(compactToken(token)) })
-  return tokens.join('')
+  return /^[[{]/.test(text) ? withoutBlanks(text, compactToken) : compactToken(text)
 }
 
 const compactToken = (token: string): string =>
