@@ -1,6 +1,6 @@
 // runs: no database
 import { readFileSync, readdirSync } from 'node:fs'
-import { dirname, join, normalize } from 'node:path'
+import { basename, dirname, join, normalize } from 'node:path'
 import t from 'tap'
 import ts from 'typescript'
 
@@ -281,6 +281,27 @@ t.test('no folder of src has more than fifteen files', async (t) => {
   const counts = new Map<string, number>()
   for (const { path } of files) counts.set(dirname(path), (counts.get(dirname(path)) ?? 0) + 1)
   t.strictSame([...counts].filter(([folder, count]) => folder.startsWith('src') && count > MAX_FILES), [])
+})
+
+const SHORT = 30
+const MAX_SHORT_FILES = 25
+// Short files that stay by themselves although one file imports them: generated, a plugin, or imported on demand.
+const ALONE = [
+  'src/rules/formats/route-words.ts', 'src/plugins/cli.ts', 'src/commands/keys/key.ts',
+  'src/commands/serve/openapi-command.ts'
+]
+
+t.test('short files are few, and one that a single file imports is a part of that file', async (t) => {
+  const importers = new Map<string, number>()
+  for (const { path, source } of files) {
+    const imported = importsOf(parse(path, source)).map(({ from }) => normalize(join(dirname(path), from)))
+    for (const one of new Set(imported)) importers.set(one, (importers.get(one) ?? 0) + 1)
+  }
+  const short = files.filter(({ path, source }) => path.startsWith('src/') && source.split('\n').length <= SHORT)
+    .map(({ path }) => path)
+  t.ok(short.length <= MAX_SHORT_FILES, `${short.length} files have fewer than ${SHORT} lines`)
+  t.strictSame(short.filter((path) => importers.get(path) === 1).sort(), ALONE.toSorted())
+  t.ok(files.filter(({ path }) => basename(path) === 'errors.ts').length <= 1, 'file names say which errors')
 })
 
 // These pronouns mean people. Comments, names and messages must name the process, row or caller.
