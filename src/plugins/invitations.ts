@@ -16,9 +16,8 @@ import { membershipInvitation } from '../mail/messages.ts'
 import type { MailReservation } from '../mail/outbox.ts'
 import { eventOf } from '../repositories/audit/audit.ts'
 import {
-  countInvitations, createInvitation, deleteInvitation, findInvitation, isInvited, listInvitations, lockInvitation,
-  renewInvitation, returnInvitationMail, takeInvitationMail, type Invitation as InvitationRow,
-  type Inviter
+  countInvitations, createInvitation, deleteInvitation, findInvitation, listInvitations, renewInvitation,
+  returnInvitationMail, takeInvitationMail, type Invitation as InvitationRow, type Inviter
 } from '../repositories/people/invitations.ts'
 import { isMemberAddress } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
@@ -84,8 +83,8 @@ export const invitations: Domain = async (app) => {
           const { events: ended } = await expireInvitations(db, organization_id)
           ended.push(...await deleteUngiven(db, organization_id))
           if (await isMemberAddress(db, organization_id, email)) fail('already_member', { status: 'active' })
-          if (await isInvited(db, organization_id, email)) fail('already_member', { status: 'invited' })
-          if (await countInvitations(db, organization_id) >= MAX_OPEN_INVITATIONS) {
+          if (await countInvitations(db, { organization_id, email }) > 0) fail('already_member', { status: 'invited' })
+          if (await countInvitations(db, { organization_id }) >= MAX_OPEN_INVITATIONS) {
             fail('limit_reached', { limit: MAX_OPEN_INVITATIONS })
           }
           await requirePlanQuota(db, counter, 'members')
@@ -160,7 +159,7 @@ export const invitations: Domain = async (app) => {
       const { body, written: sent } = await change(app.db, actorOf(request), {
         // Counts only invitations that the caller may send.
         async load (db) {
-          const { role } = await lockInvitation(db, organizationId, id) ?? fail('not_found')
+          const { role } = await findInvitation(db, organizationId, id, { locks: true }) ?? fail('not_found')
           requireRole(principal, role)
           await app.countEffect(request, reply)
           mail.reserve()
@@ -199,7 +198,7 @@ export const invitations: Domain = async (app) => {
       const { id: organizationId } = principalOf(request).organization
       await change(app.db, actorOf(request), {
         async load (db) {
-          const invitation = await lockInvitation(db, organizationId, id) ?? fail('not_found')
+          const invitation = await findInvitation(db, organizationId, id, { locks: true }) ?? fail('not_found')
           await requireCurrent(db, request, id)
           requireRole(principalOf(request), invitation.role)
           return invitation

@@ -10,7 +10,7 @@ import { personOf, principalOf } from '../http/routes/actor.ts'
 import { recordForPersonAlone } from '../http/guard/personal-events.ts'
 import type { Domain } from '../http/routes/types.ts'
 import {
-  countInvitationsTo, findInvitingOrganization, listInvitationsTo, type OwnInvitation
+  countInvitations, findInvitingOrganization, listInvitationsTo, type OwnInvitation
 } from '../repositories/people/invitations.ts'
 import { readOrganization } from '../repositories/levels/organizations.ts'
 import type { Actor } from '../repositories/audit/audit.ts'
@@ -86,7 +86,7 @@ export const user: Domain = async (app) => {
       const page = pageOf(request.query)
       const [{ rows }, total] = await Promise.all([
         listInvitationsTo(app.lists, email, { limit: page.per_page, offset: offsetOf(page) }),
-        countInvitationsTo(app.lists, email)
+        countInvitations(app.lists, { email })
       ])
       return { data: rows.map(toInvitation), meta: pageMeta(page, total, rows.length) }
     }

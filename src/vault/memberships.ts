@@ -7,8 +7,8 @@ import { eventOf, systemOf, type Actor, type AuditEvent, type RecordedEvent } fr
 import { findFull } from '../repositories/billing/plans.ts'
 import { findOrganization } from '../repositories/levels/organizations.ts'
 import {
-  deleteExpiredInvitations, deleteInvitation, deleteInvitations, listEndedInvitations, listGivenInvitations,
-  lockInvitation, type Invitation, type Inviter
+  deleteExpiredInvitations, deleteInvitation, deleteInvitations, findInvitation, listEndedInvitations,
+  listGivenInvitations, type Invitation, type Inviter
 } from '../repositories/people/invitations.ts'
 import { deleteMember, findActiveRoles, findMember, lockMember, lockOtherOwners } from '../repositories/people/members.ts'
 import { createPersonalEvent } from '../repositories/people/personal-events.ts'
@@ -124,7 +124,7 @@ export async function expireInvitations (
 async function lockInvitationTo (
   db: Db, organizationId: string, id: string, { email }: Invitee
 ): Promise<Invitation | undefined> {
-  const invitation = await lockInvitation(db, organizationId, id)
+  const invitation = await findInvitation(db, organizationId, id, { locks: true })
   return invitation !== undefined && canonicalEmail(invitation.email) === canonicalEmail(email) ? invitation : undefined
 }
 

@@ -38,9 +38,10 @@ const isTo = (email: string, ...more: SQL[]) =>
   and(eq(invitations.email_normalized, canonicalEmail(email)), isOpen, ...more)
 
 const columns = { ...authenticatedColumns('invitations'), created_at: invitations.created_at }
-const ownColumns = {
+const selectOwn = (db: Db) => db.select({
   row: columns, organization: { id: organizations.id, name: organization_counters.name, slug: organizations.slug }
-}
+}).from(invitations).innerJoin(organizations, eq(organizations.id, invitations.organization_id))
+  .innerJoin(organization_counters, eq(organization_counters.organization_id, invitations.organization_id))
 
 function toInvitation (
   row: Omit<typeof invitations.$inferSelect, 'mac' | 'email_normalized' | 'token_hash'>
@@ -56,9 +57,12 @@ const invitedBy = (inviter: Inviter | null) => ({
   invited_by_type: inviter?.type ?? null, invited_by_id: inviter?.id ?? null, invited_by_name: inviter?.name ?? null
 })
 
-/** The number of open invitations of an organization. */
-export async function countInvitations (db: Db, organizationId: string): Promise<number> {
-  return db.$count(invitations, and(eq(invitations.organization_id, organizationId), isOpen))
+/** The number of open invitations of an organization, to an address, or both. */
+export async function countInvitations (
+  db: Db, { organization_id, email }: { organization_id?: string, email?: string }
+): Promise<number> {
+  const isOf = organization_id === undefined ? undefined : eq(invitations.organization_id, organization_id)
+  return db.$count(invitations, and(isOf, email === undefined ? isOpen : isTo(email)))
 }
 
 /** A page of open invitations, oldest first. Omits rows with a wrong MAC, but counts them in `total`. */
@@ -73,19 +77,12 @@ export async function listInvitations (
   return { rows: readRows(db, rows), total: all }
 }
 
-const selectOpen = (db: Db, organizationId: string, id: string) =>
-  db.select(columns).from(invitations).where(and(oneOf(organizationId, id), isOpen))
-
-/** An open invitation of an organization. */
-export async function findInvitation (db: Db, organizationId: string, id: string): Promise<Invitation | undefined> {
-  const [found] = await selectOpen(db, organizationId, id)
-  const row = authenticRow(db, 'invitations', found)
-  return row && toInvitation(row)
-}
-
-/** Like `findInvitation`, but locks the invitation. The caller has locked the organization. */
-export async function lockInvitation (db: Db, organizationId: string, id: string): Promise<Invitation | undefined> {
-  const [found] = await selectOpen(db, organizationId, id).for('update')
+/** An open invitation of an organization. With `locks`, locks it; the caller has locked the organization. */
+export async function findInvitation (
+  db: Db, organizationId: string, id: string, { locks = false } = {}
+): Promise<Invitation | undefined> {
+  const query = db.select(columns).from(invitations).where(and(oneOf(organizationId, id), isOpen))
+  const [found] = await (locks ? query.for('update') : query)
   const row = authenticRow(db, 'invitations', found)
   return row && toInvitation(row)
 }
@@ -94,10 +91,8 @@ export async function lockInvitation (db: Db, organizationId: string, id: string
 export async function findInvitationOfLink (
   db: Db, organizationId: string, tokenHash: Buffer
 ): Promise<OwnInvitation | undefined> {
-  const [found] = await db.select(ownColumns).from(invitations)
-    .innerJoin(organizations, eq(organizations.id, invitations.organization_id))
-    .innerJoin(organization_counters, eq(organization_counters.organization_id, invitations.organization_id))
-    .where(and(matching(invitations, { organization_id: organizationId, token_hash: tokenHash }), isOpen))
+  const isOfLink = matching(invitations, { organization_id: organizationId, token_hash: tokenHash })
+  const [found] = await selectOwn(db).where(and(isOfLink, isOpen))
   const row = authenticRow(db, 'invitations', found?.row)
   return row && { ...toInvitation(row), organization: found!.organization }
 }
@@ -106,10 +101,7 @@ export async function findInvitationOfLink (
 export async function listInvitationsTo (
   db: Db, email: string, { limit, offset }: { limit: number, offset: number }
 ): Promise<{ rows: OwnInvitation[], found: number }> {
-  const rows = await db.select(ownColumns).from(invitations)
-    .innerJoin(organizations, eq(organizations.id, invitations.organization_id))
-    .innerJoin(organization_counters, eq(organization_counters.organization_id, invitations.organization_id))
-    .where(isTo(email))
+  const rows = await selectOwn(db).where(isTo(email))
     .orderBy(desc(invitations.created_at), desc(invitations.id)).limit(limit).offset(offset)
   const genuine = rows.filter(({ row }) => isAuthentic(db, 'invitations', row))
   return {
@@ -117,21 +109,11 @@ export async function listInvitationsTo (
   }
 }
 
-/** The number of open invitations to an address. */
-export async function countInvitationsTo (db: Db, email: string): Promise<number> {
-  return db.$count(invitations, isTo(email))
-}
-
 /** The organization of an open invitation; undefined if the invitation is to another address. */
 export async function findInvitingOrganization (db: Db, email: string, id: string): Promise<string | undefined> {
   const [row] = await db.select({ organization_id: invitations.organization_id }).from(invitations)
     .where(isTo(email, eq(invitations.id, id)))
   return row?.organization_id
-}
-
-/** Whether an organization has an open invitation to an address. */
-export async function isInvited (db: Db, organizationId: string, email: string): Promise<boolean> {
-  return await db.$count(invitations, and(eq(invitations.organization_id, organizationId), isTo(email))) > 0
 }
 
 /**
