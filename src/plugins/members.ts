@@ -11,7 +11,7 @@ import { requireRole } from '../http/routes/requirements.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { membershipChanged } from '../mail/messages.ts'
 import { eventOf } from '../repositories/audit/audit.ts'
-import { findMember, listMembers, lockMember, lockOtherOwners, updateMember } from '../repositories/people/members.ts'
+import { countOtherOwners, findMember, listMembers, lockMember, updateMember } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
 import { fail } from '../rules/errors.ts'
@@ -87,7 +87,9 @@ export const members: Domain = async (app) => {
           // Locks the account of the new owner, or of the other owners. Lock order: accounts before memberships
           // (decision 0029).
           const { owned } = role === 'owner' ? await lockMemberships(db, id) : { owned: 0 }
-          const otherOwners = role === 'owner' ? undefined : await lockOtherOwners(db, organizationId, id)
+          const otherOwners = role === 'owner'
+            ? undefined
+            : await countOtherOwners(db, organizationId, id, { locks: true })
           const member = await lockMember(db, organizationId, id) ?? fail('not_found')
           await requireCurrent(db, request, String(id))
           return { owned, otherOwners, member }

@@ -364,9 +364,9 @@ export const versions: Domain = async (app) => {
 
   // Loads the version that the path names.
   async function findOwn<V extends FoundVersion> (request: FastifyRequest, find: FindVersion<V>): Promise<V> {
-    const { organization } = principalOf(request)
+    const { organization: { id: organization_id } } = principalOf(request)
     const id = parseId((request.params as Static<typeof VersionParams>).version) ?? fail('not_found')
-    const found = await find(app.reads, organization.id, id) ?? fail('not_found')
+    const found = await find(app.reads, { organization_id, id }) ?? fail('not_found')
     await requireFoundInside(app, request, found.secret)
     loadedVersions.set(request, found)
     return found
@@ -376,7 +376,8 @@ export const versions: Domain = async (app) => {
   // In this transaction the status cannot change.
   async function requireStillInside (db: Db, request: FastifyRequest) {
     if (slicesOf(request).every(({ except_status }) => except_status === undefined)) return
-    const found = await findVersion(db, principalOf(request).organization.id, versionOf(request).version.id)
+    const { organization: { id: organization_id } } = principalOf(request)
+    const found = await findVersion(db, { organization_id, id: versionOf(request).version.id })
     requireInside(request, (found ?? fail('not_found')).secret)
   }
 
@@ -398,7 +399,7 @@ const warningOfProject = ({ secret_format }: Pick<LevelState['project'], 'secret
     warning: `Do not parse as ${secret_format}, and cannot be merged: ${counted(unreadable, 'document')}.`
   }
 
-type FindVersion<V> = (db: Db, organizationId: string, id: number) => Promise<V | undefined>
+type FindVersion<V> = (db: Db, version: { organization_id: string, id: number }) => Promise<V | undefined>
 
 function requireVersion (request: FastifyRequest, found: FullVersion | undefined): FullVersion {
   if (found === undefined) return fail('not_found')

@@ -10,7 +10,7 @@ import {
   deleteExpiredInvitations, deleteInvitation, deleteInvitations, findInvitation, listEndedInvitations,
   listGivenInvitations, type Invitation, type Inviter
 } from '../repositories/people/invitations.ts'
-import { deleteMember, findActiveRoles, findMember, lockMember, lockOtherOwners } from '../repositories/people/members.ts'
+import { countOtherOwners, deleteMember, findActiveRoles, findMember, lockMember } from '../repositories/people/members.ts'
 import { createPersonalEvent } from '../repositories/people/personal-events.ts'
 import { listPrincipals } from '../repositories/people/principals.ts'
 import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
@@ -139,7 +139,7 @@ export async function endMembership (
   db: Db, actor: Actor, userId: number, validate: (member: { role: Role }) => Promise<void> | void = () => {}
 ): Promise<{ member: MemberAttributes | undefined, events: RecordedEvent[] } | 'none' | 'last_owner'> {
   const { organization_id } = actor
-  const otherOwners = await lockOtherOwners(db, organization_id, userId)
+  const otherOwners = await countOtherOwners(db, organization_id, userId, { locks: true })
   const member = await lockMember(db, organization_id, userId)
   if (member === undefined) return 'none'
   await validate(member)

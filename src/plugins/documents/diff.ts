@@ -112,8 +112,9 @@ export const diff: Domain = async (app) => {
 
   async function findVersion (request: FastifyRequest, id: number | undefined): Promise<Found> {
     const { organization } = principalOf(request)
+    const { id: organization_id } = organization
     const state = levelOf(request)
-    const found = id === undefined ? undefined : await findFullVersion(app.reads, organization.id, id)
+    const found = id === undefined ? undefined : await findFullVersion(app.reads, { organization_id, id })
     if (found === undefined || found.secret.level_id !== state.level_id) {
       return failMissing(slicesOf(request), async () => 'version')
     }

@@ -269,8 +269,8 @@ export const accounts: Domain = async (app) => {
           const opened = await openAccount(db, invitation.email, name, password_hash)
           if (opened === undefined || await findLinked(request, db) === undefined) return undefined
           const person = { id: opened.id, name, email: invitation.email }
-          // If `join` fails, the invitation stays open and is listed on /account.
-          const { events } = await join(db, request, person, await lockCounter(), invitation.id)
+          // If `accept` fails, the invitation stays open and is listed on /account.
+          const { events } = await accept(db, request, { user: person }, await lockCounter(), invitation.id)
           const ofPassword = await recordForUser(
             db, request, person, 'user.password', {}, opened.ended, invitation.organization_id
           )
@@ -371,13 +371,7 @@ interface FormResult { problem?: Problem, events: RecordedEvent[] }
 const refused = (problem: string): FormResult => ({ problem: { problem, status: 422 }, events: [] })
 
 async function accept (
-  db: Db, request: FastifyRequest, { user }: SignedIn, counter: Counter, id: string
-): Promise<FormResult> {
-  return join(db, request, user, counter, id)
-}
-
-async function join (
-  db: Db, request: FastifyRequest, person: Invitee, counter: Counter, id: string
+  db: Db, request: FastifyRequest, { user: person }: { user: Invitee }, counter: Counter, id: string
 ): Promise<FormResult> {
   const accepted = await acceptInvitation(db, counter, id, person)
   if (typeof accepted === 'string') return refused(REFUSALS[accepted])

@@ -104,32 +104,23 @@ export async function lockMember (
   return authenticRow(db, 'members', row)
 }
 
-/** The number of other active owners with an open account and a verified address. */
-export async function countOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
-  return countOwners(db, await selectOtherOwners(db, organizationId, userId))
-}
-
-/**
- * Like `countOtherOwners`, but also locks the accounts, so that they cannot be closed. If an account is being closed,
- * the transaction is retried instead of waiting (`waitUnlessCounter`). The caller has locked the organization's counter
- * row.
- */
-export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
-  return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', {
-    of: users, ...waitUnlessCounter(db)
-  }))
-}
-
 const MAX_OWNERS = 100
 
-const selectOtherOwners = (db: Db, organizationId: string, userId: number) =>
-  selectMembers(db, and(
+/**
+ * The number of other active owners with an open account and a verified address. With `locks`, also locks the accounts,
+ * so that they cannot be closed: if an account is being closed, the transaction is retried instead of waiting
+ * (`waitUnlessCounter`). The caller has then locked the organization's counter row.
+ */
+export async function countOtherOwners (
+  db: Db, organizationId: string, userId: number, { locks = false } = {}
+): Promise<number> {
+  const query = selectMembers(db, and(
     matching(members, { organization_id: organizationId, role: 'owner', status: 'active' }),
     ne(members.user_id, userId), isNull(users.disabled_at)
   )).orderBy(asc(members.user_id)).limit(MAX_OWNERS)
-
-const countOwners = (db: Db, rows: readonly Found[]): number =>
-  rows.filter((found) => found.user.is_verified && isVerified(db, found)).length
+  const rows = await (locks ? query.for('share', { of: users, ...waitUnlessCounter(db) }) : query)
+  return rows.filter((found) => found.user.is_verified && isVerified(db, found)).length
+}
 
 export async function updateMember (db: Db, organizationId: string, userId: number, role: Role): Promise<void> {
   await updateAuthentic(db, 'members', oneOf(organizationId, userId), { role }) ?? tampered()

@@ -238,18 +238,12 @@ function toFullVersion (db: Db, rows: readonly FullRow[]): FullVersion | undefin
 }
 
 const keyOf = ({ organization_id, id }: VersionQuery) => `${organization_id} ${id}`
-const findVersions = batchLoad({ keyOf, find: rowsOf, read: toVersion })
-const findFullVersions = batchLoad({ keyOf, find: fullRowsOf, read: toFullVersion })
 
 /** A version of the organization; undefined if the version does not exist, or if its history was removed. */
-export async function findVersion (db: Db, organizationId: string, id: number): Promise<FoundVersion | undefined> {
-  return findVersions(db, { organization_id: organizationId, id })
-}
+export const findVersion = batchLoad({ keyOf, find: rowsOf, read: toVersion })
 
 /** Like `findVersion`, with the encrypted content and the key. */
-export async function findFullVersion (db: Db, organizationId: string, id: number): Promise<FullVersion | undefined> {
-  return findFullVersions(db, { organization_id: organizationId, id })
-}
+export const findFullVersion = batchLoad({ keyOf, find: fullRowsOf, read: toFullVersion })
 
 /** Loads versions in one statement. Each result is a function that throws TamperedRow or returns the version. */
 export async function findVersionsTogether (
