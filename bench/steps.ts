@@ -1,6 +1,6 @@
 /** Rows about synchronous steps, which block the event loop: the longest time of each kind, compared with a limit. */
 import { RotateClientKeysBody } from '../schemas/encryption-keys.ts'
-import { boundsOf, readJson, readLargeJson } from '../src/http/bodies/json.ts'
+import { boundsOf, readJsonBody, readLargeJson } from '../src/http/bodies/json.ts'
 import type { DocumentFormat } from '../src/rules/documents/entries.ts'
 import { readDocument } from '../src/rules/documents/read.ts'
 import { compare, median, type Line } from './table.ts'
@@ -28,10 +28,10 @@ export async function measureSteps (lines: Line[], rounds: number, wanted: (row:
       return longest
     },
     'body of 99,990 unknown members': () => timed(() => {
-      try { readJson(members, { ...bounds, members: 110 }) } catch { /* refused */ }
+      try { readJsonBody(members, { ...bounds, members: 110 }) } catch { /* refused */ }
     }),
     'body of 2 MiB, one string of escapes': () =>
-      timed(() => readJson(Buffer.from(`{"a":"${'\\n'.repeat(MEBIBYTE - 10)}"}`), bounds)),
+      timed(() => readJsonBody(Buffer.from(`{"a":"${'\\n'.repeat(MEBIBYTE - 10)}"}`), bounds)),
     'env document of 1 MiB and 10,000 names': reading(
       'env', names(10_000, (i) => `K${i}=${'x'.repeat(90)}`).join('\n')
     ),

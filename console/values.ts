@@ -1,5 +1,5 @@
 import { emptyEntries, UnreadableDocument } from '../src/rules/documents/entries.ts'
-import { readJson as readEntries } from '../src/rules/documents/json.ts'
+import { readJsonDocument } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
 import { originalOffsets, readEnv as readAssignments, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
 import { compactJson } from '../src/rules/documents/json-values.ts'
@@ -66,7 +66,7 @@ export function problemIn (format: Format, text: string): { line: number, column
 /** The offset of the first error of a JSON text, as in the service. */
 function jsonErrorIn (source: string): number {
   try {
-    readEntries(source, emptyEntries())
+    readJsonDocument(source, emptyEntries())
     return source.length
   } catch (error) {
     return error instanceof UnreadableDocument ? error.offset : 0
@@ -94,7 +94,7 @@ export function differencesIn (format: Format, text: string) {
 function readJson (text: string): Values | undefined {
   const entries = emptyEntries()
   try {
-    readEntries(text, entries)
+    readJsonDocument(text, entries)
     return new Map(Object.entries(entries))
   } catch { return undefined }
 }

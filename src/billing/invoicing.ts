@@ -5,7 +5,7 @@ import {
   findDefaultMethod, takeCredit, takeInvoiceNumber, type Account, type PaymentMethodRow
 } from '../repositories/billing/billing.ts'
 import { createCharge, createInvoice, type Charge } from '../repositories/billing/invoices.ts'
-import { fail } from '../rules/errors.ts'
+import { fail } from '../rules/api-error.ts'
 
 export interface Invoicing {
   /** If the seller's name is empty, only invoices whose amount after the discount is 0 can be issued. */

@@ -10,7 +10,7 @@ import {
   settleRefund, updateChecked, updateNoted, updateReported, type Charge, type Invoice, type Refund
 } from '../repositories/billing/invoices.ts'
 import { refundableOf } from '../rules/billing.ts'
-import { fail } from '../rules/errors.ts'
+import { fail } from '../rules/api-error.ts'
 import { holderOf, isUnanswered, type Outcome } from './provider.ts'
 
 // Sets the final status of invoices, charges and refunds, also of deleted organizations. After the organization, each

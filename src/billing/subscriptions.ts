@@ -12,7 +12,7 @@ import {
   createSubscription, deleteSubscription, findDue, updateSubscription, type Subscription
 } from '../repositories/billing/subscriptions.ts'
 import { discountOf, periodEnd, unusedOf } from '../rules/billing.ts'
-import { fail } from '../rules/errors.ts'
+import { fail } from '../rules/api-error.ts'
 import { issueInvoice, type Invoicing } from './invoicing.ts'
 
 // Changes of subscriptions, by route handlers and by the billing worker. Those of one organization run one after the

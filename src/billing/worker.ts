@@ -1,7 +1,7 @@
 import { databaseError, type Db } from '../db/database.ts'
 import { claimCharge, claimRefund, type Charge, type Refund } from '../repositories/billing/invoices.ts'
 import { listDue } from '../repositories/billing/subscriptions.ts'
-import { ApiError } from '../rules/errors.ts'
+import { ApiError } from '../rules/api-error.ts'
 import type { Log } from '../telemetry/log.ts'
 import { createBackground, sideBySide, type Background } from '../jobs/background.ts'
 import type { Invoicing } from './invoicing.ts'

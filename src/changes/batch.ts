@@ -1,5 +1,5 @@
 import { codeOf, databaseError, isAwayForAll, isLockTimeout, isUndone, type Db } from '../db/database.ts'
-import { isLostTransaction } from '../db/postgres/errors.ts'
+import { isLostTransaction } from '../db/postgres/database-errors.ts'
 import { DEADLINE, endOfWait } from '../db/postgres/guard.ts'
 import { waitNow } from '../db/postgres/wait-clock.ts'
 import { RowLocked } from './callers.ts'

@@ -1,5 +1,5 @@
 import { engineOf } from '../db/postgres/engine.ts'
-import { databaseError, DatabaseUnavailable, isAwayForAll, neverSent } from '../db/postgres/errors.ts'
+import { databaseError, DatabaseUnavailable, isAwayForAll, neverSent } from '../db/postgres/database-errors.ts'
 import { connectionsOf, slotsOf, type Db } from '../db/postgres/handle.ts'
 import { atWaitTime, waitNow } from '../db/postgres/wait-clock.ts'
 import type { QueueFigures } from '../telemetry/metrics.ts'

@@ -3,7 +3,7 @@ import type { Actor } from '../repositories/audit/audit.ts'
 import {
   countAnswers, createAnswers, findAnswers, MAX_RESPONSES, type Answer, type KeyOwner, type StoredResponse
 } from '../repositories/operations/idempotency.ts'
-import { fail } from '../rules/errors.ts'
+import { fail } from '../rules/api-error.ts'
 import { RowLocked } from './callers.ts'
 
 /** The stored responses of the requests with an `Idempotency-Key` in one transaction. */

@@ -9,7 +9,7 @@ import { lockLevelsToWrite, type LevelState, type Target } from '../repositories
 import type { Answer } from '../repositories/operations/idempotency.ts'
 import { writeSecrets } from '../repositories/secrets/secrets.ts'
 import { findVersionsTogether, type FullVersion } from '../repositories/secrets/versions.ts'
-import type { ApiError } from '../rules/errors.ts'
+import type { ApiError } from '../rules/api-error.ts'
 import { planOf, withDocument, type Change, type Planned, type Written } from '../vault/documents/plan-write.ts'
 import { RowLocked, lockCallers, type Verdict } from './callers.ts'
 import { lockCounters, requireOpen, type SynchronousCommit } from './counter.ts'

@@ -1,4 +1,6 @@
-import { databaseError, DatabaseUnavailable, isLockTimeout, isLostTransaction, LOCK_TIMEOUT } from '../db/postgres/errors.ts'
+import {
+  databaseError, DatabaseUnavailable, isLockTimeout, isLostTransaction, LOCK_TIMEOUT
+} from '../db/postgres/database-errors.ts'
 import { DEADLINE, spending } from '../db/postgres/guard.ts'
 import type { Db } from '../db/postgres/handle.ts'
 import { pauseFor, waitNow } from '../db/postgres/wait-clock.ts'

@@ -5,7 +5,7 @@ import postgres, { type Options, type Sql } from 'postgres'
 import { setEngine, type Engine } from './postgres/engine.ts'
 import { findAuthority, setAuthority, type RowAuthority } from './rows/authority.ts'
 import { openEmbedded, type EmbeddedOptions } from './embedded/embedded.ts'
-import { codeOf, databaseError, DatabaseUnavailable } from './postgres/errors.ts'
+import { codeOf, databaseError, DatabaseUnavailable } from './postgres/database-errors.ts'
 import { createPool, guard, type Bounds, type Pool } from './postgres/guard.ts'
 import type { Db } from './postgres/handle.ts'
 import {
@@ -20,7 +20,7 @@ import { queryRow } from './rows/query.ts'
 export {
   codeOf, databaseError, DatabaseError, DatabaseUnavailable, isAway, isAwayForAll, isForeignKeyViolation, isLockTimeout,
   isUndone, isUniqueViolation, LOCK_TIMEOUT, neverSent
-} from './postgres/errors.ts'
+} from './postgres/database-errors.ts'
 export type { Pool } from './postgres/guard.ts'
 export type { Db } from './postgres/handle.ts'
 export { makeDirectory } from './embedded/embedded.ts'

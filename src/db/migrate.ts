@@ -5,7 +5,7 @@ import { readMigrationFiles, type MigrationMeta } from 'drizzle-orm/migrator'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import type { Sql } from 'postgres'
 import { mergePlaced, NOTHING_PLACED, requireCoordinator, runStatements, type Placed } from './citus/placement.ts'
-import { codeOf, LOCK_TIMEOUT } from './postgres/errors.ts'
+import { codeOf, LOCK_TIMEOUT } from './postgres/database-errors.ts'
 import type { Db } from './postgres/handle.ts'
 
 const FOLDER = fileURLToPath(new URL('../../drizzle', import.meta.url))

@@ -17,7 +17,7 @@ import {
 import { findMemberNames } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import { findTokenNames } from '../repositories/people/tokens.ts'
-import { refuse } from '../rules/errors.ts'
+import { refuse } from '../rules/api-error.ts'
 import { DAY, dayOf, daysUntil, EARLIEST, requireTimestamp } from '../rules/formats/timestamps.ts'
 import { pageMeta } from '../rules/pagination.ts'
 import { holds, scopesOfRole } from '../rules/roles.ts'

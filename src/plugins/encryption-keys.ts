@@ -20,7 +20,7 @@ import { countWaiting, findReEncryption } from '../repositories/secrets/re-encry
 import { activeKeyOf } from '../repositories/levels/levels.ts'
 import { lockProject } from '../repositories/levels/projects.ts'
 import type { Organization } from '../repositories/people/principals.ts'
-import { fail, refuse } from '../rules/errors.ts'
+import { fail, refuse } from '../rules/api-error.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { counted } from '../rules/formats/phrases.ts'
 import { describeKey, retrievalOf, revealKey } from '../vault/keys/descriptors.ts'

@@ -22,7 +22,7 @@ import {
 import { isMemberAddress } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import { canonicalEmail, isEmail } from '../rules/formats/emails.ts'
-import { fail, refuse } from '../rules/errors.ts'
+import { fail, refuse } from '../rules/api-error.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole } from '../rules/roles.ts'
 import { deleteUngiven, expireInvitations } from '../vault/memberships.ts'

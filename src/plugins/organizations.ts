@@ -19,7 +19,7 @@ import {
   deleteOrganization, listOrganizations, lockEverybody, readOrganization, updateOrganization,
   type ShownOrganization
 } from '../repositories/levels/organizations.ts'
-import { fail } from '../rules/errors.ts'
+import { fail } from '../rules/api-error.ts'
 import { requireNewName } from '../rules/formats/names.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { foundOrganization } from '../vault/organizations.ts'

@@ -16,7 +16,7 @@ import {
   createPlace, deletePlace, findPlace, listPlaces, updatePlace, type ListedPlace, type NewPlace, type Place,
   type PlaceKind
 } from '../repositories/levels/places.ts'
-import { fail } from '../rules/errors.ts'
+import { fail } from '../rules/api-error.ts'
 import { requireNewName } from '../rules/formats/names.ts'
 import { answerPage, isDefault } from '../rules/pagination.ts'
 import type { Place as LevelPlace } from '../rules/slices.ts'

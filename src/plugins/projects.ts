@@ -22,7 +22,7 @@ import type { Repeatable } from '../repositories/operations/idempotency.ts'
 import {
   createProject, deleteProject, findProject, listProjects, updateProject
 } from '../repositories/levels/projects.ts'
-import { fail, refuse } from '../rules/errors.ts'
+import { fail, refuse } from '../rules/api-error.ts'
 import { requireNewName } from '../rules/formats/names.ts'
 import { isDefault, pageMeta, pageOf } from '../rules/pagination.ts'
 import { projectsInside } from '../rules/slices.ts'

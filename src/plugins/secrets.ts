@@ -29,7 +29,7 @@ import {
 } from '../repositories/levels/levels.ts'
 import { findDocumentsAt } from '../repositories/secrets/point-in-time.ts'
 import { purgeHistories } from '../repositories/operations/cleanup.ts'
-import { fail, refuse } from '../rules/errors.ts'
+import { fail, refuse } from '../rules/api-error.ts'
 import { requireKeptAt } from '../rules/moments.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { acceptContent, notesOf } from '../vault/documents/accept.ts'

@@ -24,7 +24,7 @@ import {
   listTeamMembers, listTeamProjects, listTeams, setTeamProject, updateTeam, type TeamRow
 } from '../repositories/people/teams.ts'
 import { findSlice } from '../repositories/people/tokens.ts'
-import { fail, refuse } from '../rules/errors.ts'
+import { fail, refuse } from '../rules/api-error.ts'
 import { requireNewName } from '../rules/formats/names.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'

@@ -22,7 +22,7 @@ import {
   lockTokenSupport, listTokens, lockToken, findReachedTokenLimit, rotateToken, showToken, updateToken,
   type LockedToken, type TokenRow
 } from '../repositories/people/tokens.ts'
-import { fail, refuse } from '../rules/errors.ts'
+import { fail, refuse } from '../rules/api-error.ts'
 import { requireNewName } from '../rules/formats/names.ts'
 import { mustBeOneOf } from '../rules/formats/phrases.ts'
 import { parseId } from '../rules/formats/ids.ts'

@@ -16,7 +16,7 @@ import { readOrganization } from '../repositories/levels/organizations.ts'
 import type { Actor } from '../repositories/audit/audit.ts'
 import { showRestrictions } from '../repositories/people/tokens.ts'
 import { listMemberships } from '../repositories/people/users.ts'
-import { fail } from '../rules/errors.ts'
+import { fail } from '../rules/api-error.ts'
 import { offsetOf, pageMeta, pageOf } from '../rules/pagination.ts'
 import { acceptInvitation, declineInvitation, type Refusal } from '../vault/memberships.ts'
 

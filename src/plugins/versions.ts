@@ -27,7 +27,7 @@ import { purgeHistories } from '../repositories/operations/cleanup.ts'
 import {
   deleteVersion, findFullVersion, findVersion, listVersions, type FoundVersion, type FullVersion, type VersionRow
 } from '../repositories/secrets/versions.ts'
-import { fail, refuse } from '../rules/errors.ts'
+import { fail, refuse } from '../rules/api-error.ts'
 import { requireKeptVersion } from '../rules/moments.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'

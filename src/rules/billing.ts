@@ -1,6 +1,6 @@
 import { CURRENCIES, type Interval, type InvoiceStatus } from '../../schemas/billing.ts'
 import type { Plan } from '../../schemas/organizations.ts'
-import { fail, refuseEach } from './errors.ts'
+import { fail, refuseEach } from './api-error.ts'
 
 const MONTHS: Record<Interval, number> = { month: 1, year: 12 }
 

@@ -1,6 +1,6 @@
 import type { Level } from '../../schemas/levels.ts'
 import type { Plan } from '../../schemas/organizations.ts'
-import { fail } from './errors.ts'
+import { fail } from './api-error.ts'
 
 /** The state of a level at a point in time. */
 interface PastLevel {

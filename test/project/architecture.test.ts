@@ -354,10 +354,10 @@ t.test('no file only hands on what others export', async (t) => {
 t.test('the checker reports a breach of each kind', async (t) => {
   const walls: [path: string, source: string][] = [
     ['src/utils/strings.ts', ''],
-    ['schemas/projects.ts', "import { fail } from '../../src/rules/errors.ts'"],
+    ['schemas/projects.ts', "import { fail } from '../../src/rules/api-error.ts'"],
     ['src/rules/formats/slugs.ts', "import { hashToken } from '../../crypto/bearer.ts'"],
     ['src/crypto/bearer.ts', "import type { Scope } from '../../schemas/scopes.ts'"],
-    ['src/db/tables.ts', "export { fail } from '../rules/errors.ts'"],
+    ['src/db/tables.ts', "export { fail } from '../rules/api-error.ts'"],
     ['src/repositories/people/tokens.ts', "import { hashToken } from '../../crypto/bearer.ts'"],
     ['src/repositories/people/tokens.ts', "import { storageKeyOf } from '../../vault/keys/keys.ts'"],
     ['src/repositories/people/tokens.ts', "import { findProject } from './projects.ts'"],

@@ -3,10 +3,10 @@ import { connect, type AddressInfo } from 'node:net'
 import { Type } from '@sinclair/typebox'
 import t from 'tap'
 import { createSlots, yieldingBetween } from '../../src/http/bodies/large-bodies.ts'
-import { boundsOf, readJson, readLargeJson } from '../../src/http/bodies/json.ts'
+import { boundsOf, readJsonBody, readLargeJson } from '../../src/http/bodies/json.ts'
 import { parseJson } from '../../src/rules/documents/json.ts'
 import { readValue } from '../../src/rules/documents/value.ts'
-import { ApiError } from '../../src/rules/errors.ts'
+import { ApiError } from '../../src/rules/api-error.ts'
 import { sealBlob } from '../../src/crypto/blob.ts'
 import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
@@ -29,7 +29,7 @@ async function outcome (read: () => unknown): Promise<unknown> {
 }
 
 const bothWays = (text: string, size = 3) => [
-  () => readJson(Buffer.from(text), ROOMY),
+  () => readJsonBody(Buffer.from(text), ROOMY),
   () => readLargeJson(inChunks(Buffer.from(text), size), ROOMY, 1e9)
 ]
 
@@ -192,7 +192,7 @@ t.test('the schema limits the number of members of a body, and the check comes b
   for (const text of [
     many, `{"a":${many}}`, `[${'0,'.repeat(99_990)}0]`, `{"a":${'[],'.repeat(9)}${'['.repeat(15)}`.repeat(99)
   ]) {
-    t.match(await outcome(() => readJson(Buffer.from(text), boundsOf(schema))), /validation_failed|malformed_json/)
+    t.match(await outcome(() => readJsonBody(Buffer.from(text), boundsOf(schema))), /validation_failed|malformed_json/)
   }
   t.equal(parsed, 0, 'nothing was parsed')
 })

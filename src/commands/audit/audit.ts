@@ -19,7 +19,7 @@ import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } 
 import { lockCurrentCanary } from '../../vault/keys/master-keys.ts'
 import { command, verbs, withOpened, type Noun } from '../common/noun.ts'
 import { FolderMissing, requireDatabase, requireKeyFolder } from '../common/data-dir.ts'
-import { Interrupted, lineOf, refuse } from '../common/errors.ts'
+import { Interrupted, lineOf, refuse } from '../common/command-errors.ts'
 import { open, openKeyring, type Opened } from '../common/open.ts'
 import { NO_PROGRESS, withProgress } from '../common/progress.ts'
 import { retryDatabase } from '../common/retry.ts'

@@ -4,7 +4,7 @@ import { IntegrityError } from '../../crypto/at-rest.ts'
 import { sameBytes, sha256 } from '../../crypto/primitives.ts'
 import type { Numbered, Table, Values } from '../../repositories/operations/dump.ts'
 import type { FrameChain } from '../../vault/audit/backups.ts'
-import { StartError } from '../common/errors.ts'
+import { StartError } from '../common/command-errors.ts'
 
 // The format of a backup file (decision 0046): an identification line, then frames. A frame is its kind (1 byte), the
 // length of its content (4), the content, and a MAC (32) over the MAC of the previous frame and these fields. Readers

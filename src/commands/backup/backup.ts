@@ -21,7 +21,7 @@ import {
 } from './backup-file.ts'
 import { writeStreamDurably } from '../common/durable.ts'
 import { fileCommand, type Noun } from '../common/noun.ts'
-import { lineOf, refuse, StartError } from '../common/errors.ts'
+import { lineOf, refuse, StartError } from '../common/command-errors.ts'
 import { checkKeys, openToRead, openDatabase, openKeyring, type Opened } from '../common/open.ts'
 import { NO_PROGRESS, withProgress, type Progress } from '../common/progress.ts'
 import { readChunks, shownName, warn, write } from '../common/stdio.ts'

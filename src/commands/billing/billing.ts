@@ -7,9 +7,9 @@ import { createCoupon, endCoupon, listCoupons, type NewCoupon } from '../../repo
 import { findOwner, listAllInvoices, listOpenRefunds } from '../../repositories/billing/invoices.ts'
 import { updatePrice } from '../../repositories/billing/plans.ts'
 import { formatMoney, invoiceNumber } from '../../rules/billing.ts'
-import { ApiError } from '../../rules/errors.ts'
+import { ApiError } from '../../rules/api-error.ts'
 import { changeOn, command, listing, verbs, type Noun } from '../common/noun.ts'
-import { refuse, StartError } from '../common/errors.ts'
+import { refuse, StartError } from '../common/command-errors.ts'
 import { allRows, rowOf } from '../common/stdio.ts'
 import { currencyOf, fail, numberOf, TEXT, timeOf } from '../common/words.ts'
 

@@ -3,7 +3,7 @@ import { join, resolve } from 'node:path'
 import type { Config } from '../../config.ts'
 import { hasCluster } from '../../db/database.ts'
 import { makeDirectoryDurably } from './durable.ts'
-import { refuse, StartError } from './errors.ts'
+import { refuse, StartError } from './command-errors.ts'
 
 /** The directory of the embedded database. */
 export const directoryOf = ({ dataDir }: Config) => join(dataDir, 'postgres')

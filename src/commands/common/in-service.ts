@@ -1,6 +1,6 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { sendRequest, type Client, type DirectoryLocked } from '../../db/database.ts'
-import { refuse } from './errors.ts'
+import { refuse } from './command-errors.ts'
 import type { Opened } from './open.ts'
 import { warn, withTerminal, write } from './stdio.ts'
 

@@ -14,7 +14,7 @@ import { listCanaries, wrapsNothing } from '../../repositories/keys/master-keys.
 import { openRows } from '../../jobs/violations.ts'
 import { directoryOf, explainFiles, makeDataDir, requireDatabase, requireUnwritable } from './data-dir.ts'
 import { syncWithName, writeDurably } from './durable.ts'
-import { refuse, StartEnded, StartError } from './errors.ts'
+import { refuse, StartEnded, StartError } from './command-errors.ts'
 import { execProvider, isWrapped, masterKeyOf, type KeyProvider } from './key-provider.ts'
 import { retry } from './retry.ts'
 import { makeScratch } from './scratch.ts'

@@ -1,5 +1,5 @@
 import { SingleBar } from 'cli-progress'
-import { Interrupted } from './errors.ts'
+import { Interrupted } from './command-errors.ts'
 import { endBy, interceptSignal, statusOf, type Signal } from './scratch.ts'
 import { setDisplay, warn } from './stdio.ts'
 

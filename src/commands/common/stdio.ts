@@ -1,7 +1,7 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { createReadStream } from 'node:fs'
 import { escapeUnprintable } from '../../rules/formats/names.ts'
-import { refuse } from './errors.ts'
+import { refuse } from './command-errors.ts'
 
 const CHUNK_BYTES = 256 * 1024
 

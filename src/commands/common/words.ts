@@ -4,7 +4,7 @@ import { mustBeOneOf } from '../../rules/formats/phrases.ts'
 import { isEmail } from '../../rules/formats/emails.ts'
 import { isNewName } from '../../rules/formats/names.ts'
 import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'
-import { UsageError } from './errors.ts'
+import { UsageError } from './command-errors.ts'
 
 /** Throws a UsageError; usable as an expression. */
 export function fail (line: string): never {

@@ -8,7 +8,7 @@ import { createClient, listClients, revokeGrantsOfClient, setClientDisabled } fr
 import { isRegistrable } from '../../rules/redirects.ts'
 import { endInvitationsEverywhere } from '../../vault/memberships.ts'
 import { changeOn, command, listing, verbs, type Noun } from '../common/noun.ts'
-import { refuse } from '../common/errors.ts'
+import { refuse } from '../common/command-errors.ts'
 import { rowOf } from '../common/stdio.ts'
 import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
 

@@ -9,7 +9,7 @@ import { countOrganizations, lockOrganizations } from '../../repositories/levels
 import { createUser } from '../../repositories/people/users.ts'
 import { foundOrganization } from '../../vault/organizations.ts'
 import { command, withOpened, type Noun } from '../common/noun.ts'
-import { refuse } from '../common/errors.ts'
+import { refuse } from '../common/command-errors.ts'
 import type { Opened } from '../common/open.ts'
 import { write } from '../common/stdio.ts'
 import { emailOf, fail, FLAG, nameOf, TEXT } from '../common/words.ts'

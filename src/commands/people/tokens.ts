@@ -12,7 +12,7 @@ import { mustBeOneOf } from '../../rules/formats/phrases.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { deleteUngiven } from '../../vault/memberships.ts'
 import { changeOn, command, listing, verbs, type Noun } from '../common/noun.ts'
-import { refuse } from '../common/errors.ts'
+import { refuse } from '../common/command-errors.ts'
 import { allRows, rowOf } from '../common/stdio.ts'
 import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
 

@@ -26,7 +26,7 @@ import {
 import { canonicalRole } from '../../rules/roles.ts'
 import { endInvitationsEverywhere } from '../../vault/memberships.ts'
 import { changeOn, command, listing, print, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
-import { refuse } from '../common/errors.ts'
+import { refuse } from '../common/command-errors.ts'
 import { allRows, rowOf, warn, write } from '../common/stdio.ts'
 import { choiceOf, emailOf, fail, FLAG, nameOf, TEXT } from '../common/words.ts'
 import { lineOfToken } from './tokens.ts'

@@ -12,7 +12,7 @@ import { measureProcess } from '../../telemetry/process.ts'
 import { greet } from './greeting.ts'
 import { handOver } from './hand-over.ts'
 import { execProvider, keyHandlers, rememberingProvider, type KeyProvider } from '../common/key-provider.ts'
-import { StartEnded, StartError } from '../common/errors.ts'
+import { StartEnded, StartError } from '../common/command-errors.ts'
 import { open } from '../common/open.ts'
 
 export const SIGNALS = ['SIGTERM', 'SIGINT'] as const

@@ -7,7 +7,7 @@ import { setFlagsFromString } from 'node:v8'
 import { Worker } from 'node:worker_threads'
 import type { PGliteOptions } from '@electric-sql/pglite'
 import { serveRequests, type OnRequest } from './requests.ts'
-import { DatabaseUnavailable } from '../postgres/errors.ts'
+import { DatabaseUnavailable } from '../postgres/database-errors.ts'
 import { lockDirectory } from './lock.ts'
 import { createWatchdog, type Watchdog } from './watchdog.ts'
 

@@ -2,7 +2,7 @@ import { is } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
 import { engineOf } from './engine.ts'
 import { slotsOf, type Db } from './handle.ts'
-import { codeOf, neverSent } from './errors.ts'
+import { codeOf, neverSent } from './database-errors.ts'
 import { MAX_WAIT } from './guard.ts'
 import { waitNow } from './wait-clock.ts'
 

@@ -1,7 +1,7 @@
 import { channel } from 'node:diagnostics_channel'
 import type { Sql, TransactionSql } from 'postgres'
 import { beginPiece } from '../../telemetry/spans.ts'
-import { DatabaseUnavailable, neverSent, OutOfTime } from './errors.ts'
+import { DatabaseUnavailable, neverSent, OutOfTime } from './database-errors.ts'
 import { atWaitTime, pauseWaits, waitNow } from './wait-clock.ts'
 
 /** The deadline in milliseconds for a statement, a transaction, and all of a request's work on the database. */

@@ -1,7 +1,7 @@
 import { is, Param, Placeholder, type Query, type SQL, sql } from 'drizzle-orm'
 import { engineOf, type Engine } from './engine.ts'
 import type { Db } from './handle.ts'
-import { databaseError } from './errors.ts'
+import { databaseError } from './database-errors.ts'
 
 /** Returns the placeholder for a named value of a prepared statement. */
 export type Value = (name: string) => Placeholder

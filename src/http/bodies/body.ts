@@ -1,11 +1,11 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import type { IncomingMessage } from 'node:http'
 import type { TSchema } from '@sinclair/typebox'
-import { ApiError, fail } from '../../rules/errors.ts'
+import { ApiError, fail } from '../../rules/api-error.ts'
 import { MERGE_PATCH_TYPE } from '../../../schemas/changes.ts'
 import { withoutMark } from '../../rules/documents/read.ts'
 import { refuseBody } from './faults.ts'
-import { boundsOf, readJson, type Bounds } from './json.ts'
+import { boundsOf, readJsonBody, type Bounds } from './json.ts'
 
 const JSON_TYPE = /^\s*(application\/(?:merge-patch\+)?json)\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8")\s*)?$/i
 
@@ -46,7 +46,7 @@ export function installBodyParser (app: FastifyInstance) {
     const schema = request.routeOptions.schema?.body
     if (schema === undefined || bytes.length === 0) return undefined
     requireJson(request)
-    const value = readJson(bytes, known.get(schema as object)!)
+    const value = readJsonBody(bytes, known.get(schema as object)!)
     if (request.routeOptions.config.freeJson !== undefined) request.bodyText = withoutMark(bytes.toString('utf8'))
     return bodyIn(request, value)
   })

@@ -1,5 +1,5 @@
 import type { FastifyRequest, FastifySchemaValidationError } from 'fastify'
-import { ApiError, MAX_FAULTS } from '../../rules/errors.ts'
+import { ApiError, MAX_FAULTS } from '../../rules/api-error.ts'
 import { isGoSdk } from '../routes/go-sdk-compat.ts'
 import type { Rule } from '../routes/types.ts'
 import { errorsByMember } from './validation.ts'

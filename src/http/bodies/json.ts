@@ -2,7 +2,7 @@ import type { TSchema } from '@sinclair/typebox'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { jsonErrorOffset, parseJson } from '../../rules/documents/json.ts'
 import { positionAfter, type Position } from '../../rules/documents/read.ts'
-import { fail, MAX_FAULTS } from '../../rules/errors.ts'
+import { fail, MAX_FAULTS } from '../../rules/api-error.ts'
 import { BodyRefused, refuseBody } from './faults.ts'
 
 /**
@@ -49,7 +49,7 @@ function membersOf (schema: TSchema): number {
  * (parsers disagree about them), lone surrogates and, unless the limits allow them, NUL characters (the database cannot
  * store them).
  */
-export function readJson (bytes: Buffer, bounds: Bounds): unknown {
+export function readJsonBody (bytes: Buffer, bounds: Bounds): unknown {
   const text = decode(new TextDecoder('utf-8', { fatal: true }), bytes, false)
   new Scanner(bounds).push(text)
   const badText = new BadText(bounds.nul)
@@ -59,8 +59,8 @@ export function readJson (bytes: Buffer, bounds: Bounds): unknown {
 }
 
 /**
- * Like `readJson`, for a stream of up to `limit` bytes. Parses lists in the top-level object element by element while
- * they arrive, and calls `pause` between the steps, so that no step blocks the event loop for long.
+ * Like `readJsonBody`, for a stream of up to `limit` bytes. Parses lists in the top-level object element by element
+ * while they arrive, and calls `pause` between the steps, so that no step blocks the event loop for long.
  */
 export async function readLargeJson (
   source: AsyncIterable<Buffer>, bounds: Bounds, limit: number, pause: () => Promise<unknown> = yieldToEventLoop

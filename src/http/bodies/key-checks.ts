@@ -1,7 +1,7 @@
 import type { FastifyReply } from 'fastify'
 import { COSTS } from '../../crypto/costs.ts'
 import { decodeBase64 } from '../../crypto/primitives.ts'
-import { refuse, refuseEach } from '../../rules/errors.ts'
+import { refuse, refuseEach } from '../../rules/api-error.ts'
 
 export const KEY_CHECK_MEMBERS = ['key_check', 'key_check_salt', 'key_check_iterations'] as const
 

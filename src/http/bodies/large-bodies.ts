@@ -3,9 +3,9 @@ import type { FastifyInstance, FastifyReply, FastifyRequest, FastifySchemaCompil
 import { principalOf } from '../routes/actor.ts'
 import { Type, type TArray, type TObject, type TSchema } from '@sinclair/typebox'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
-import { ApiError, fail, MAX_FAULTS } from '../../rules/errors.ts'
+import { ApiError, fail, MAX_FAULTS } from '../../rules/api-error.ts'
 import { bodyIn, requireJson } from './body.ts'
-import { boundsOf, readJson, readLargeJson } from './json.ts'
+import { boundsOf, readJsonBody, readLargeJson } from './json.ts'
 import { errorsByMember, validatorOf } from './validation.ts'
 
 // Maximum number of large bodies in memory at once, of all routes.
@@ -73,7 +73,7 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, factor, m
     requireJson(request)
     try {
       if (list === undefined && Number(request.headers['content-length']) <= normalLimit) {
-        return bodyIn(request, readJson(await collect(payload), bounds))
+        return bodyIn(request, readJsonBody(await collect(payload), bounds))
       }
       // Without `destroyOnReturn: false`, an error in `readLargeJson` destroys the connection before the error response
       // is sent.

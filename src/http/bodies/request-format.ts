@@ -1,6 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import type { MissingToken } from '../../../schemas/errors.ts'
-import { ApiError } from '../../rules/errors.ts'
+import { ApiError } from '../../rules/api-error.ts'
 
 /** All values of a header. For some headers, `request.headers` has only the first value. */
 export const headerValues = ({ raw: { rawHeaders } }: FastifyRequest, name: string): string[] =>

@@ -1,7 +1,7 @@
 import { FormatRegistry, type TSchema } from '@sinclair/typebox'
 import { TypeCompiler, type TypeCheck } from '@sinclair/typebox/compiler'
 import type { FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
-import { MAX_FAULTS } from '../../rules/errors.ts'
+import { MAX_FAULTS } from '../../rules/api-error.ts'
 import { parseTimestamp } from '../../rules/formats/timestamps.ts'
 import { messageOf } from './messages.ts'
 

@@ -10,7 +10,7 @@ import { findPrincipal, updateTokenUse, type Organization, type Principal } from
 import { databaseError } from '../../db/database.ts'
 import type { TeamQuery } from '../../db/callers/memberships.ts'
 import { findDevice } from '../../repositories/people/attempts.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import {
   effectiveScopes, grants, isOfFactor, holds, meets, scopesBy, type AnyOf, type TeamRole
 } from '../../rules/roles.ts'

@@ -12,7 +12,7 @@ import { findLevel, placeOf, type Include, type LevelState } from '../../reposit
 import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
 import { lockProject } from '../../repositories/levels/projects.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
-import { ApiError, fail, refuse } from '../../rules/errors.ts'
+import { ApiError, fail, refuse } from '../../rules/api-error.ts'
 import { holds, holdsBy, meets, partsWith, scopesBy, slicesBy, type TeamRole } from '../../rules/roles.ts'
 import { intersect, isInside, projectsInside, slicesIn, type Place, type Slice } from '../../rules/slices.ts'
 import { waitFor } from '../routes/request-deadline.ts'

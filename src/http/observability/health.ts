@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import type { Database } from '../../db/database.ts'
 import { isWritable } from '../../repositories/levels/organizations.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import type { Domain } from '../routes/types.ts'
 
 const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', examples: [{ status: 'ok' }] })

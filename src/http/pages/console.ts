@@ -3,7 +3,7 @@ import { fileURLToPath } from 'node:url'
 import files from '@fastify/static'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { acceptsHtml, basePath } from './pages.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 
 // The folder that `scripts/console.mjs` builds.
 const FOLDER = fileURLToPath(new URL('../../../console', import.meta.url))

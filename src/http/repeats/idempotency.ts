@@ -12,7 +12,7 @@ import {
 } from '../../repositories/operations/idempotency.ts'
 import { findStorageKey } from '../../repositories/levels/organizations.ts'
 import { changedNumbers, valuesAsSpelled } from '../../rules/documents/json-values.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import { actorOf } from '../routes/actor.ts'
 import { hooksOf, takeHeaders } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'

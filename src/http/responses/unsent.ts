@@ -1,5 +1,5 @@
 import type { FastifyInstance } from 'fastify'
-import { ApiError } from '../../rules/errors.ts'
+import { ApiError } from '../../rules/api-error.ts'
 
 /** In bytes. Responses of less than this size do not count. */
 const LARGE = 256 * 1024

@@ -1,5 +1,5 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import { fits, similarPatterns } from '../../rules/formats/similar-paths.ts'
 
 const METHODS = new Set(['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'])

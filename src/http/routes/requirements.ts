@@ -4,7 +4,7 @@ import type { Db } from '../../db/database.ts'
 import type { Counter } from '../../db/rows/counter.ts'
 import { findFull, type Counted } from '../../repositories/billing/plans.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import { holdsRole } from '../../rules/roles.ts'
 
 /**

@@ -3,7 +3,7 @@ import { isUniqueViolation, type Db } from '../../db/database.ts'
 import { MAX_FORMER_SLUGS } from '../../../schemas/organizations.ts'
 import { listTakenOrganizations, SlugRefused } from '../../repositories/levels/organizations.ts'
 import { listTakenSlugs } from '../../repositories/levels/projects.ts'
-import { fail, refuse } from '../../rules/errors.ts'
+import { fail, refuse } from '../../rules/api-error.ts'
 import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from '../../rules/formats/slugs.ts'
 import type { Rule } from './types.ts'
 

@@ -6,7 +6,7 @@ import { principalOf } from '../../http/routes/actor.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { findInvoice, listInvoices, type InvoiceRow } from '../../repositories/billing/invoices.ts'
 import { invoiceNumber } from '../../rules/billing.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import { answerPage, pageMeta } from '../../rules/pagination.ts'
 
 const LATEST = { page: 1, per_page: 50 }

@@ -20,7 +20,7 @@ import {
 import type { Charge as ChargeRow, Refund as RefundRow } from '../../repositories/billing/invoices.ts'
 import { findSubscription } from '../../repositories/billing/subscriptions.ts'
 import { refuseCardNumbers } from '../../rules/billing.ts'
-import { fail, refuse } from '../../rules/errors.ts'
+import { fail, refuse } from '../../rules/api-error.ts'
 import { answerPage } from '../../rules/pagination.ts'
 
 const MAX_METHODS = 100

@@ -14,7 +14,7 @@ import {
   findSubscription, updateSubscription, type Subscription as SubscriptionRow
 } from '../../repositories/billing/subscriptions.ts'
 import { refuseCardNumbers } from '../../rules/billing.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 
 const FLAT = '/organizations/:organization/subscription'
 const STRUCTURED = '/organizations/:organization/billing/subscription'

@@ -15,7 +15,7 @@ import { findLevel, placeOf, type LevelState, type SecretRow } from '../../repos
 import { findDocumentsAt } from '../../repositories/secrets/point-in-time.ts'
 import { findFullVersion } from '../../repositories/secrets/versions.ts'
 import { compareEntries, type Entries } from '../../rules/documents/entries.ts'
-import { ApiError, fail, refuse } from '../../rules/errors.ts'
+import { ApiError, fail, refuse } from '../../rules/api-error.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { offsetHint, parseTimestamp } from '../../rules/formats/timestamps.ts'
 import { requireKeptAt, requireKeptVersion } from '../../rules/moments.ts'

@@ -12,7 +12,7 @@ import {
   listLevels, ownSecret, positionOf, type LevelPosition, type LevelState, type SecretRow
 } from '../../repositories/levels/levels.ts'
 import { nameFilter } from '../../rules/documents/entries.ts'
-import { refuseEach } from '../../rules/errors.ts'
+import { refuseEach } from '../../rules/api-error.ts'
 import { offsetOf, pageMeta, pageOf } from '../../rules/pagination.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
 import { isUnreadable, nameRows, openLevels, ownDocument } from '../../vault/documents/matrix.ts'

@@ -21,7 +21,7 @@ import { ownSecret, type Include, type LevelState } from '../../repositories/lev
 import { listVersionContents, NEWEST } from '../../repositories/secrets/version-contents.ts'
 import { nameFilter, type Entries } from '../../rules/documents/entries.ts'
 import { dockerText, shellText, yamlText, type ExportedText } from '../../rules/editing/export.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
 import { nameHistory, type Change } from '../../vault/documents/name-history.ts'
 import {

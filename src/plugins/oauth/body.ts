@@ -1,8 +1,8 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
-import { readJson } from '../../http/bodies/json.ts'
+import { readJsonBody } from '../../http/bodies/json.ts'
 import { installForms } from '../../http/pages/pages.ts'
 import { shownParameter } from '../../rules/authorization.ts'
-import { failOAuth } from './errors.ts'
+import { failOAuth } from './oauth-errors.ts'
 
 /** The parameters of a token or revocation request. No parameter is repeated or empty (RFC 6749, 3.2). */
 export type Parameters = ReadonlyMap<string, string>
@@ -68,7 +68,7 @@ const KNOWN = new Set([
 ])
 
 function membersOf (bytes: Buffer): [string, unknown][] {
-  const value = readJson(bytes, BOUNDS)
+  const value = readJsonBody(bytes, BOUNDS)
   return typeof value === 'object' && value !== null && !Array.isArray(value)
     ? Object.entries(value)
     : failOAuth('invalid_request', 'The body must be a JSON object')

@@ -2,7 +2,7 @@ import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import { findClient, type Client } from '../../repositories/people/oauth.ts'
 import type { Parameters } from './body.ts'
-import { failOAuth, OAuthError } from './errors.ts'
+import { failOAuth, OAuthError } from './oauth-errors.ts'
 
 const MALFORMED_BASIC = { description: 'The header Authorization is not valid HTTP Basic', basic: true }
 

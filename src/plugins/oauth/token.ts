@@ -13,7 +13,7 @@ import {
 import { FORM_BODY, parametersIn, type Parameters } from './body.ts'
 import { clientOf } from './client.ts'
 import { lifetimeOf } from './console.ts'
-import { failOAuth } from './errors.ts'
+import { failOAuth } from './oauth-errors.ts'
 import { recordForUser } from './personal-events.ts'
 
 const VERIFIER = /^[A-Za-z0-9._~-]{43,128}$/

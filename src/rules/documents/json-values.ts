@@ -1,5 +1,5 @@
 import { UnreadableDocument, type Entries } from './entries.ts'
-import { eachToken, jsonTree, readJson, withoutBlanks, type JsonNode } from './json.ts'
+import { eachToken, jsonTree, readJsonDocument, withoutBlanks, type JsonNode } from './json.ts'
 
 /**
  * A JSON text, without blanks around it, as a text without blanks. Numbers keep their spelling, and equal strings have
@@ -38,11 +38,11 @@ export function isSameJson (one: string | undefined, other: string | undefined):
 const MAX_DEPTH_WITH_DUPLICATES = 20
 
 /**
- * Like `readJson`. `typed` receives the value of each name as compact JSON. Returns the positions. Throws
+ * Like `readJsonDocument`. `typed` receives the value of each name as compact JSON. Returns the positions. Throws
  * UnreadableDocument also for a deep document in which an object has a name twice.
  */
 export function readTypedJson (text: string, entries: Entries, typed: Entries): JsonNode {
-  readJson(text, entries)
+  readJsonDocument(text, entries)
   const tree = jsonTree(text)
   const { members = [], depth, hasDuplicates } = tree
   if (hasDuplicates && depth > MAX_DEPTH_WITH_DUPLICATES) throw new UnreadableDocument(0, 'nesting')

@@ -12,7 +12,7 @@ const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
  *
  * @param work counts the tokens
  */
-export function readJson (text: string, entries: Entries, work: Work = { done: 0 }) {
+export function readJsonDocument (text: string, entries: Entries, work: Work = { done: 0 }) {
   // Check the limit before parsing.
   countTokens(text, work)
   const parsed = parse(text)

@@ -2,7 +2,7 @@ import type { UnreadableReason } from '../../../schemas/documents.ts'
 import { emptyEntries, UnreadableDocument, type DocumentFormat, type Entries, type NamedFormat } from './entries.ts'
 import { readEnv, type EnvAssignment } from './env.ts'
 import { readTypedJson } from './json-values.ts'
-import { readJson } from './json.ts'
+import { readJsonDocument } from './json.ts'
 import type { Work } from './work.ts'
 import { readYaml } from './yaml.ts'
 
@@ -27,7 +27,7 @@ type Reader = (text: string, entries: Entries, found?: Found, work?: Work) => vo
 const READERS: Record<NamedFormat, Reader> = {
   env: (text, entries, found, work) => readEnv(text, entries, found?.assignments, work),
   json: (text, entries, { typed } = {}, work) =>
-    typed === undefined ? readJson(text, entries, work) : readTypedJson(text, entries, typed),
+    typed === undefined ? readJsonDocument(text, entries, work) : readTypedJson(text, entries, typed),
   yaml: (text, entries, { typed } = {}, work) => readYaml(text, entries, undefined, typed, work)
 }
 

@@ -1,6 +1,6 @@
 import { Value } from '@sinclair/typebox/value'
 import { NEW_NAME_PROBLEM, NewName, unprintable } from '../../../schemas/shapes.ts'
-import { refuse } from '../errors.ts'
+import { refuse } from '../api-error.ts'
 
 /** Whether a new object can have this name (`NewName`). */
 export const isNewName = (text: string | undefined): text is string =>

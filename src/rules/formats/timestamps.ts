@@ -1,5 +1,5 @@
 import { TIMESTAMP_LENGTH } from '../../../schemas/shapes.ts'
-import { refuse } from '../errors.ts'
+import { refuse } from '../api-error.ts'
 
 export const TIMESTAMP_RULE =
   'Expected an RFC 3339 time between the years 0001 and 9999 in UTC, such as 2026-03-01T12:00:00Z'

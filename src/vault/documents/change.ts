@@ -6,7 +6,7 @@ import { activeKeyOf, ownSecret, type LevelState, type SecretRow } from '../../r
 import { warningsOfChange, type Warnings } from '../../rules/documents/check.ts'
 import { documentError, encodingError, withoutMark } from '../../rules/documents/read.ts'
 import { changeNames, type ChangedDocument, type NameChanges } from '../../rules/editing/change.ts'
-import { fail, refuse } from '../../rules/errors.ts'
+import { fail, refuse } from '../../rules/api-error.ts'
 import { sealText } from './accept.ts'
 import { openCurrent } from './documents.ts'
 import { requireNames } from './read.ts'

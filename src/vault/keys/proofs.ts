@@ -4,7 +4,7 @@ import { decodeProof, proofMatches, proofOpens } from '../../crypto/key-proof.ts
 import type { Keyring } from '../../crypto/keyring.ts'
 import type { Db } from '../../db/database.ts'
 import { hasCheckHash, type KeyRow, type KeyState } from '../../repositories/keys/encryption-keys.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import { checkHashOf, keyCheckOf } from './keys.ts'
 
 export type ProofState = 'absent' | 'right' | 'wrong'

@@ -7,7 +7,7 @@ import { changeCustody, forgetRotatedKeys, type KeyRow, type KeyState } from '..
 import { countWaiting, finishReEncryption } from '../../repositories/secrets/re-encryption.ts'
 import { findDocuments, lockDocuments } from '../../repositories/secrets/rotations.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import { openCurrent } from '../documents/documents.ts'
 import {
   clientKeyColumns, dataKeyOf, derivationGateOf, keyCheckOf, keyStringOf, saltOf, serverKeyColumns, storageKeyOf,

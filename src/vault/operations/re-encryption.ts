@@ -12,7 +12,7 @@ import {
 } from '../../repositories/secrets/re-encryption.ts'
 import { lockProject } from '../../repositories/levels/projects.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import { requireBytes } from '../../rules/billing.ts'
 import { contextOf, openVersion, sealVersion, sizeOf } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf, unlessTampered } from '../keys/keys.ts'

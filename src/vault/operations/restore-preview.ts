@@ -6,7 +6,7 @@ import {
 import type { Organization } from '../../repositories/people/principals.ts'
 import { listChangedLevels, type ChangedLevel } from '../../repositories/secrets/point-in-time.ts'
 import { findVersionsTogether, type FullVersion } from '../../repositories/secrets/versions.ts'
-import { fail, refuse } from '../../rules/errors.ts'
+import { fail, refuse } from '../../rules/api-error.ts'
 import { workOfDocument } from '../../rules/documents/work.ts'
 import { requireKeptAt } from '../../rules/moments.ts'
 import { requireBytes } from '../../rules/billing.ts'

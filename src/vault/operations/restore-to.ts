@@ -12,7 +12,7 @@ import {
   countDocuments, findSecrets, isDocument, replaceDocuments, takeVersionIds
 } from '../../repositories/secrets/rotations.ts'
 import { findVersionsTogether, type FullVersion } from '../../repositories/secrets/versions.ts'
-import { fail, refuse } from '../../rules/errors.ts'
+import { fail, refuse } from '../../rules/api-error.ts'
 import { requireKeptAt } from '../../rules/moments.ts'
 import { requireBytes } from '../../rules/billing.ts'
 import { acceptRestored, notesOf, type Accepted } from '../documents/accept.ts'

@@ -17,7 +17,7 @@ import {
   findDocuments, lockDocuments, recordVersions, replaceDocuments, takeVersionIds, type VersionIds
 } from '../../repositories/secrets/rotations.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
-import { fail } from '../../rules/errors.ts'
+import { fail } from '../../rules/api-error.ts'
 import { requireBytes } from '../../rules/billing.ts'
 import { contextOf, openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'

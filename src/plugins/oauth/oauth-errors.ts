@@ -1,7 +1,7 @@
 import type { FastifyReply } from 'fastify'
 import { messageOf } from '../../../schemas/errors.ts'
 import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
-import type { ApiError } from '../../rules/errors.ts'
+import type { ApiError } from '../../rules/api-error.ts'
 
 interface OAuthErrorOptions {
   /** Names the wrong parameter, but never a value of the request. Default: the description of the code. */
