@@ -15,7 +15,7 @@ export function build () {
   run('node_modules/typescript-native/bin/tsc', ['-p', 'tsconfig.json'])
   run('scripts/packages.mjs')
   run('scripts/openapi-3.0.mjs')
-  // The console and the command line client are checked against openapi.yaml, so `npm run openapi` first builds without them.
+  // The console and the client are checked against openapi.yaml, so `npm run openapi` first builds without them.
   if (!process.argv.includes('--server')) {
     run('scripts/console-types.mjs')
     run('node_modules/typescript-native/bin/tsc', ['-p', 'console/tsconfig.json'])

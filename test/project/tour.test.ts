@@ -4,7 +4,7 @@ import { ULID_PATTERN } from '../../schemas/shapes.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { IN_PROOFS } from '../helpers/long.ts'
-import { emptyPlace, run, startServer } from '../helpers/process.ts'
+import { emptyPlace, run, scratchDirectory, startServer } from '../helpers/process.ts'
 
 t.setTimeout(90_000)
 
@@ -50,8 +50,10 @@ t.test('the examples of the README, the pages of encryption and access, and the 
   )
   t.match(script, token, 'the values of the first start replace those of the README')
   t.equal(examples[0]!.join('').match(/^call /gm)!.length, 8, 'the README has a tour of eight calls')
-  const { code, stdout, stderr } = await run('sh', ['-euc', script], {})
+  const home = scratchDirectory(t)
+  const { code, stdout, stderr } = await run('sh', ['-euc', script], { HOME: home })
   t.same([code, stderr], [0, ''])
+  t.match(stdout, '\nhello\n', 'the README starts a program with its values')
   t.same(
     [...stdout.matchAll(/^\{"error":"(\w+)"/gm)].map(([, error]) => error), ['version_protected'],
     'the one refusal is the one that the tour names'
