@@ -164,7 +164,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     t.same(notLogged(server.stdout()), [
       `Strongroom serves on ${server.address}`,
       `  Database        embedded, in ${dir}`,
-      `  Console         ${server.address}/console/`, `  Documentation   ${server.address}/docs`,
+      `  Console         ${server.address}/console/`, `  Documentation   ${server.address}/docs`, `  Command line    ${server.address}/cli/`,
       `  Lost token      node ${CLI} token add --organization ID-OR-SLUG --name NAME`,
       `  Lost password   node ${CLI} user password --email ADDRESS`
     ])

@@ -19,6 +19,7 @@ Strongroom serves on ${address}
 
   Database        ${describeDatabase(opened, config)}
 ${config.console ? `  Console         ${url}/console/\n` : ''}  Documentation   ${config.docsUi ? `${url}/docs` : `${url}/openapi.yaml`}
+  Command line    ${url}/cli/
 `
   return facts + (first === undefined ? replacements() : credentials(url, first) + limitOf(config))
 }
