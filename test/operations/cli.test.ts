@@ -54,6 +54,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
       ` Database        embedded, in ${dir}`,
       /^ {2}Console +http:\/\/127\.0\.0\.1:\d+\/console\/$/,
       /^ {2}Documentation +http:\/\/127\.0\.0\.1:\d+\/docs$/,
+      /^ {2}Command line +http:\/\/127\.0\.0\.1:\d+\/cli\/$/,
       /^ {2}Organization +\S+$/,
       /^ {2}API token +\S+$/,
       /^ {2}Owner +\S+@\S+$/,
@@ -66,7 +67,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
       /^ {2}STRONGROOM_URL=/,
       /^An organization has 100 requests a minute, the default of the specification. To raise it, set RATE_LIMIT_API\.$/
     ])
-    t.equal(notLogged(server.stdout()).length, 15, 'nothing else but log lines, which are JSON')
+    t.equal(notLogged(server.stdout()).length, 16, 'nothing else but log lines, which are JSON')
     for (const line of server.stdout().split('\n')) if (line.startsWith('{')) t.doesNotThrow(() => JSON.parse(line))
     t.equal(server.stderr(), '')
     ;({ organization, token } = server.first!)
