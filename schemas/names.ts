@@ -11,7 +11,6 @@ export const SHELL_TYPE = 'text/plain'
 export const YAML_TYPE = 'application/yaml'
 /** The media types of values. The first one is the default. */
 export const VALUES_TYPES = [READ_TYPE, SHELL_TYPE, YAML_TYPE] as const
-export type ValuesType = (typeof VALUES_TYPES)[number]
 
 export const ValuesQuery = Type.Object({
   format: Type.Optional(OneOf(['docker'], {
