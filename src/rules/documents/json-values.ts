@@ -5,9 +5,7 @@ import { eachToken, jsonTree, readJsonDocument, withoutBlanks, type JsonNode } f
  * A JSON text, without blanks around it, as a text without blanks. Numbers keep their spelling, and equal strings have
  * the same spelling. So two texts of equal values with the same order of members and the same numbers are equal.
  */
-export function compactJson (text: string): string {
-  return /^[[{]/.test(text) ? withoutBlanks(text, compactToken) : compactToken(text)
-}
+export const compactJson = (text: string): string => withoutBlanks(text, compactToken)
 
 const compactToken = (token: string): string =>
   token.startsWith('"') && token.includes('\\') ? JSON.stringify(JSON.parse(token)) : token

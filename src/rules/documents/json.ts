@@ -71,9 +71,11 @@ export function jsonTree (text: string): JsonNode & { depth: number, hasDuplicat
     root ??= node
     const parent = open.at(-1)
     if (parent?.name === undefined) return
-    hasDuplicates ||= parent.names.has(parent.name.name)
-    parent.names.add(parent.name.name)
-    parent.node.members!.push({ ...parent.name, value: node })
+    const { name, nameFrom, nameTo } = parent.name
+    hasDuplicates ||= parent.names.has(name)
+    parent.names.add(name)
+    // Not `...parent.name`, which takes as long as all other work on the token.
+    parent.node.members!.push({ name, nameFrom, nameTo, value: node })
     parent.name = undefined
   }
   eachToken(text, (token, from) => {
@@ -91,8 +93,9 @@ export function jsonTree (text: string): JsonNode & { depth: number, hasDuplicat
   return { ...root!, depth, hasDuplicates }
 }
 
-/** The tokens of a text that is valid JSON, each as `spell` writes it, without the blanks between them. */
+/** A JSON text, without blanks around it, as a text without blanks. Each token is as `spell` writes it. */
 export function withoutBlanks (text: string, spell = (token: string) => token): string {
+  if (!/^[[{]/.test(text)) return spell(text)
   const tokens: string[] = []
   eachToken(text, (token) => { tokens.push(spell(token)) })
   return tokens.join('')
