@@ -144,11 +144,7 @@ export const teams: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       await change(app.db, actorOf(request), {
-        async load (db) {
-          const team = await loadTeam(db, request)
-          await requireRolesOf(db, principalOf(request), team.id)
-          return team
-        },
+        load: async (db) => loadHeldTeam(db, request),
         decide: ({ id, slug, organization_id }) => ({
           write: async (db) => deleteTeam(db, organization_id, id),
           events: [teamEvent('team.delete', id, { slug })]
@@ -216,11 +212,7 @@ export const teams: Domain = async (app) => {
     handler: async (request, reply) => {
       const user_id = parseId(request.params.member) ?? fail('not_found')
       await change(app.db, actorOf(request), {
-        async load (db) {
-          const team = await loadTeam(db, request)
-          await requireRolesOf(db, principalOf(request), team.id)
-          return team
-        },
+        load: async (db) => loadHeldTeam(db, request),
         decide: ({ id: team_id, organization_id }) => ({
           async write (db) {
             if (!await deleteTeamMember(db, { organization_id, team_id, user_id })) fail('not_found')
@@ -302,11 +294,7 @@ export const teams: Domain = async (app) => {
     handler: async (request, reply) => {
       const { id: project_id } = levelOf(request).project
       await change(app.db, actorOf(request), {
-        async load (db) {
-          const team = await loadTeam(db, request)
-          await requireRolesOf(db, principalOf(request), team.id, project_id)
-          return team
-        },
+        load: async (db) => loadHeldTeam(db, request, project_id),
         decide: ({ id: team_id, organization_id }) => ({
           async write (db) {
             if (!await deleteTeamProject(db, { organization_id, team_id, project_id })) fail('not_found')
@@ -326,6 +314,13 @@ async function loadTeam (db: Db, request: FastifyRequest): Promise<TeamRow & { o
   const team = await findTeam(db, organization_id, name) ?? fail('not_found')
   await requireCurrent(db, request, team.id)
   return { ...team, organization_id }
+}
+
+/** Like `loadTeam`, for a caller who grants or revokes the roles of the team (`requireRolesOf`). */
+async function loadHeldTeam (db: Db, request: FastifyRequest, projectId?: string) {
+  const team = await loadTeam(db, request)
+  await requireRolesOf(db, principalOf(request), team.id, projectId)
+  return team
 }
 
 const foundTeam = async (db: Db, organizationId: string, id: string): Promise<TeamRow> =>
