@@ -2,8 +2,10 @@
 import { isDeepStrictEqual } from 'node:util'
 import t from 'tap'
 import { parse as parseYaml } from 'yaml'
-import type { NamedFormat } from '../../src/rules/documents/entries.ts'
-import { compactJson, mergedJson, patchIn, type PatchValue } from '../../src/rules/documents/json-values.ts'
+import { emptyEntries, type NamedFormat } from '../../src/rules/documents/entries.ts'
+import {
+  compactJson, mergedJson, patchIn, readTypedJson, type PatchValue
+} from '../../src/rules/documents/json-values.ts'
 import { jsonTree } from '../../src/rules/documents/json.ts'
 import { changeNames } from '../../src/rules/editing/change.ts'
 import { LONG } from '../helpers/long.ts'
@@ -132,6 +134,24 @@ function asYaml (value: unknown, indent: string): string {
 }
 
 const parse = (text: string): unknown => JSON.parse(text, (_, value) => Object.is(value, -0) ? 0 : value)
+
+t.test('json: of a name that is twice in an object, the last value counts at any depth', async (t) => {
+  const typedOf = (text: string) => {
+    const typed = emptyEntries()
+    readTypedJson(text, emptyEntries(), typed)
+    return { ...typed }
+  }
+  t.strictSame(typedOf('{"A": {"b": 1, "c": 2, "b": {"d": 3, "d": [4, {"e": 5, "\\u0065": 6.0}]}}, "B": 1, "C": [{"x": 1, "x": 2, "y": 3}], "B": "}"}'),
+    { A: '{"c":2,"b":{"d":[4,{"e":6.0}]}}', B: '"}"', C: '[{"x":2,"y":3}]' })
+  t.strictSame(typedOf('{"A": {"b": {"c": 1, "c": 2}, "x": "{\\"", "b": {"c": 3, "c": 4}}}'), { A: '{"x":"{\\"","b":{"c":4}}' })
+  for (const depth of [21, 100, 2000]) {
+    const deep = '{"a": 1, "a":'.repeat(depth) + '2' + '}'.repeat(depth)
+    const text = `{"A": ${deep}, "B": "x"}`
+    t.match(patched('json', text, '{"B": "y"}'), { text: text.replace('"x"', '"y"') }, `${depth} levels`)
+    t.strictSame(typedOf(text)['A'], `${'{"a":'.repeat(depth)}2${'}'.repeat(depth)}`)
+  }
+  t.match(patched('json', '{"A": {"b": 1, "b": 2, "c": [1]}}', '{"A": {"b": 3}}'), { text: '{"A": {"b": 1, "b": 3, "c": [1]}}' })
+})
 
 t.test(`random merge patches have the result of RFC 7396 (seed ${SEED})`, async (t) => {
   const wrong: string[] = []

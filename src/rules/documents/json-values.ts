@@ -1,4 +1,4 @@
-import { UnreadableDocument, type Entries } from './entries.ts'
+import type { Entries } from './entries.ts'
 import { eachToken, jsonTree, readJsonDocument, withoutBlanks, type JsonNode } from './json.ts'
 
 /**
@@ -10,12 +10,11 @@ export const compactJson = (text: string): string => withoutBlanks(text, compact
 const compactToken = (token: string): string =>
   token.startsWith('"') && token.includes('\\') ? JSON.stringify(JSON.parse(token)) : token
 
-/** The compact text of a node. Of duplicate names in an object, the last one counts, as in JSON.parse. */
-function compactNode (text: string, { from, to, members }: JsonNode, isSorted = false): string {
+/** The compact text of a node with the members of its objects in the order of their names. No name occurs twice. */
+function sortedNode (text: string, { from, to, members }: JsonNode): string {
   if (members === undefined) return compactJson(text.slice(from, to))
-  const values = [...new Map(members.map(({ name, value }) => [name, value]))]
-  if (isSorted) values.sort(([one], [other]) => one < other ? -1 : 1)
-  return `{${values.map(([name, value]) => `${JSON.stringify(name)}:${compactNode(text, value, isSorted)}`).join(',')}}`
+  const sorted = members.toSorted((one, other) => one.name < other.name ? -1 : 1)
+  return `{${sorted.map(({ name, value }) => `${JSON.stringify(name)}:${sortedNode(text, value)}`).join(',')}}`
 }
 
 // Sorting writes each level again. A request has fewer nested levels (`CHANGE_LIMITS`).
@@ -26,28 +25,32 @@ export function isSameJson (one: string | undefined, other: string | undefined):
   if (one === other) return true
   if (!one?.startsWith('{') || !other?.startsWith('{') || one.length !== other.length) return false
   const [a, b] = [jsonTree(one), jsonTree(other)]
-  return a.depth === b.depth && a.depth <= MAX_SORTED_DEPTH && compactNode(one, a, true) === compactNode(other, b, true)
+  return a.depth === b.depth && a.depth <= MAX_SORTED_DEPTH && sortedNode(one, a) === sortedNode(other, b)
 }
 
 /**
- * The nested levels of a document with a name twice in an object. Without such a name, a value is compact JSON in one
- * step; with it, each level is written again, which takes long for deep documents.
- */
-const MAX_DEPTH_WITH_DUPLICATES = 20
-
-/**
- * Like `readJsonDocument`. `typed` receives the value of each name as compact JSON. Returns the positions. Throws
- * UnreadableDocument also for a deep document in which an object has a name twice.
+ * Like `readJsonDocument`. `typed` receives the value of each name as compact JSON; of duplicate names in an object,
+ * the last one counts. Returns the positions.
  */
 export function readTypedJson (text: string, entries: Entries, typed: Entries): JsonNode {
   readJsonDocument(text, entries)
   const tree = jsonTree(text)
-  const { members = [], depth, hasDuplicates } = tree
-  if (hasDuplicates && depth > MAX_DEPTH_WITH_DUPLICATES) throw new UnreadableDocument(0, 'nesting')
-  for (const { name, value } of members) {
-    typed[name] = hasDuplicates ? compactNode(text, value) : compactJson(text.slice(value.from, value.to))
+  const source = withoutReplaced(text, tree.replaced)
+  for (const { name, value } of (source === text ? tree : jsonTree(source)).members ?? []) {
+    typed[name] = compactJson(source.slice(value.from, value.to))
   }
   return tree
+}
+
+/** A text without the nested members that later ones of the same name replace. */
+function withoutReplaced (text: string, replaced: readonly { from: number, to: number }[]): string {
+  let source = ''
+  let at = 0
+  for (const { from, to } of replaced.toSorted((one, other) => one.from - other.from)) {
+    if (from >= at) source += text.slice(at, from)
+    at = Math.max(at, to)
+  }
+  return source + text.slice(at)
 }
 
 /** The numbers of a JSON text that `JSON.parse` does not keep as they are spelled. */

@@ -58,24 +58,29 @@ export interface JsonNode { from: number, to: number, members?: JsonMember[] }
 
 export interface JsonMember { name: string, nameFrom: number, nameTo: number, value: JsonNode }
 
+/** A part of a text. */
+interface Range { from: number, to: number }
+
 /**
  * The positions of all values in a text that is valid JSON. `depth`: how deeply objects and lists are nested.
- * `hasDuplicates`: whether an object has a name twice.
+ * `replaced`: the members of nested objects whose name occurs again in the object, each up to the next member.
  */
-export function jsonTree (text: string): JsonNode & { depth: number, hasDuplicates: boolean } {
+export function jsonTree (text: string): JsonNode & { depth: number, replaced: Range[] } {
   let root: JsonNode | undefined
   let depth = 0
-  let hasDuplicates = false
-  const open: { node: JsonNode, names: Set<string>, name?: Omit<JsonMember, 'value'> | undefined }[] = []
+  const replaced: Range[] = []
+  const open: { node: JsonNode, places: Map<string, number>, name?: Omit<JsonMember, 'value'> | undefined }[] = []
   const add = (node: JsonNode) => {
     root ??= node
     const parent = open.at(-1)
     if (parent?.name === undefined) return
-    const { name, nameFrom, nameTo } = parent.name
-    hasDuplicates ||= parent.names.has(name)
-    parent.names.add(name)
+    const { node: { members = [] }, places, name: { name, nameFrom, nameTo } } = parent
+    const earlier = places.get(name)
     // Not `...parent.name`, which takes as long as all other work on the token.
-    parent.node.members!.push({ name, nameFrom, nameTo, value: node })
+    places.set(name, members.push({ name, nameFrom, nameTo, value: node }) - 1)
+    if (earlier !== undefined && open.length > 1) {
+      replaced.push({ from: members[earlier]!.nameFrom, to: members[earlier + 1]!.nameFrom })
+    }
     parent.name = undefined
   }
   eachToken(text, (token, from) => {
@@ -84,13 +89,13 @@ export function jsonTree (text: string): JsonNode & { depth: number, hasDuplicat
     if (token === '{' || token === '[') {
       const node: JsonNode = { from, to, ...token === '{' && { members: [] } }
       add(node)
-      depth = Math.max(depth, open.push({ node, names: new Set() }))
+      depth = Math.max(depth, open.push({ node, places: new Map() }))
     } else if (token === '}' || token === ']') open.pop()!.node.to = to
     else if (parent?.node.members !== undefined && parent.name === undefined && token.startsWith('"')) {
       parent.name = { name: stringIn(token), nameFrom: from, nameTo: to }
     } else if (token !== ',' && token !== ':') add({ from, to })
   })
-  return { ...root!, depth, hasDuplicates }
+  return { ...root!, depth, replaced }
 }
 
 /** A JSON text, without blanks around it, as a text without blanks. Each token is as `spell` writes it. */
