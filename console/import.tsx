@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
 import { ApiError, type Schemas } from './api.ts'
-import { callLevel, readDocument, requireParsed, storeDocument, titleOf, type Level } from './levels.ts'
+import { callLevel, isRefused, readDocument, requireParsed, storeDocument, titleOf, type Level } from './levels.ts'
 import { ValueField, type At, type Project } from './secrets.tsx'
 import { Act, Changes, Check, Field, Form, messageOf } from './ui.tsx'
 import { compareValues, differencesIn, readValues, shownName, typedValues, type Comparison, type Format } from './values.ts'
@@ -196,12 +196,6 @@ async function planImport (
     })
   }
 }
-
-// The service names a value in an error by its first characters.
-const MAX_MEMBER = 200
-
-const isRefused = (error: unknown, name: string): boolean =>
-  error instanceof ApiError && Object.hasOwn(error.errors, `set.${name.slice(0, MAX_MEMBER)}`)
 
 /** The warnings about a text that the browser reads. Throws an error with a sentence if the text is not imported. */
 function warningsIn (format: Format, text: string): Pick<ImportPlan, 'warnings' | 'warnings_more'> {

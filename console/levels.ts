@@ -1,7 +1,7 @@
 import { ApiError, call, type Reply, type Request, type Schemas } from './api.ts'
 import { openBlob, sealBlob } from '../src/client/keys.ts'
 import { heldKey, isOpen } from './held-keys.ts'
-import { changeValues, compareValues, nestedValues, problemIn, readValues, type Comparison, type Format, type NameChange } from './values.ts'
+import { changeValues, compareValues, isNestedJson, nestedValues, problemIn, readValues, type Comparison, type Format, type NameChange } from './values.ts'
 
 // A level is a project, a target or an environment. Each kind has operations of its own.
 
@@ -123,13 +123,7 @@ export async function changeNames (
   level: Level, change: NameChange, etag: string | null | undefined, isClient: boolean, format: Format
 ): Promise<string | undefined> {
   if (!isClient) {
-    const send = (json?: string) => callLevel('changeSecrets', level, { body: change, json, etag })
-    const { data, etag: after } = await send().catch((error: unknown) => {
-      // The service does not replace an object or a list by a text, so a text that is one is sent as such.
-      const set = error instanceof ApiError && error.status === 422 ? nestedValues(change.set ?? {}) : undefined
-      if (set === undefined) throw error
-      return send(`{"set":${set},"unset":${JSON.stringify(change.unset ?? [])}}`)
-    })
+    const { data, etag: after } = await sendNames(level, change, etag, [])
     return data.data.unchanged ? undefined : after
   }
   const document = await readDocument(level, true)
@@ -139,6 +133,30 @@ export async function changeNames (
   const text = changeValues(format, document.text, change)
   return text === document.text ? undefined : (await storeDocument(level, text, document.etag, true)).etag
 }
+
+/**
+ * Sends texts. The service does not replace an object or a list by a text, so the text of such a name is sent as the
+ * object or list that it is.
+ */
+async function sendNames (
+  level: Level, change: NameChange, etag: string | null | undefined, nested: readonly string[]
+): Promise<Reply<'changeEnvironmentSecrets'>> {
+  const { set = {}, unset = [] } = change
+  const json = nested.length === 0 ? undefined : `{"set":${nestedValues(set, nested)},"unset":${JSON.stringify(unset)}}`
+  return callLevel('changeSecrets', level, { body: change, json, etag }).catch((error: unknown) => {
+    const refused = Object.keys(set).filter((name) =>
+      isRefused(error, name) && !nested.includes(name) && isNestedJson(set[name]!))
+    if (refused.length === 0) throw error
+    return sendNames(level, change, etag, [...nested, ...refused])
+  })
+}
+
+// The service names a value in an error by its first characters.
+const MAX_MEMBER = 200
+
+/** Whether an error is about the value of a name in a change. */
+export const isRefused = (error: unknown, name: string): boolean =>
+  error instanceof ApiError && Object.hasOwn(error.errors, `set.${name.slice(0, MAX_MEMBER)}`)
 
 /** The names that changed from one version of a level to another one; null if nobody can tell. */
 export async function changesBetween (

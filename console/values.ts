@@ -175,7 +175,7 @@ function changeJson (text: string, before: Values, name: string, value: string |
 const jsonEditorOf = (source: string) => jsonEditor(source.trim() === '' ? '' : source, emptyEntries())
 
 /** Whether a text is the JSON of an object or a list. */
-function isNestedJson (text: string): boolean {
+export function isNestedJson (text: string): boolean {
   try {
     const value: unknown = JSON.parse(text)
     return typeof value === 'object' && value !== null
@@ -188,12 +188,10 @@ export interface NameChange { set?: Record<string, string>, unset?: string[] }
 const objectText = (members: readonly (readonly [name: string, json: string])[]): string =>
   `{${members.map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(',')}}`
 
-/** JSON of values, with objects and lists for the texts that are one; undefined without such a text. */
-export function nestedValues (set: Record<string, string>): string | undefined {
-  if (!Object.values(set).some(isNestedJson)) return undefined
-  return objectText(Object.entries(set).map(([name, text]) =>
-    [name, isNestedJson(text) ? compactJson(text.trim()) : JSON.stringify(text)]))
-}
+/** JSON of values: the object or list that the text of each name in `nested` is, and the texts of the others. */
+export const nestedValues = (set: Record<string, string>, nested: readonly string[]): string =>
+  objectText(Object.entries(set).map(([name, text]) =>
+    [name, nested.includes(name) ? compactJson(text.trim()) : JSON.stringify(text)]))
 
 /** The values of a JSON document as compact JSON with all digits. Of duplicate names, the last one counts. */
 export const typedValues = (text: string): string =>

@@ -185,13 +185,50 @@ t.test('the browser keeps the types of JSON values', async (t) => {
 
 t.test('the browser sends the types and digits of JSON values', async (t) => {
   const { nestedValues, typedValues } = await load('values.ts')
-  t.equal(nestedValues({ A: ' {"x": [1.50, 12345678901234567890]}', 'B"': '1', C: 'null', D: '[]', ['__proto__']: 'x' }),
-    '{"A":{"x":[1.50,12345678901234567890]},"B\\"":"1","C":"null","D":[],"__proto__":"x"}')
-  t.equal(nestedValues({ A: '1', B: 'true', C: '{', D: '' }), undefined)
+  const set = {
+    A: ' {"x": [1.50, 12345678901234567890]}', 'B"': '1', C: 'null', D: '[]', E: '{"k": "v"}', ['__proto__']: 'x'
+  }
+  t.equal(nestedValues(set, ['A', 'D']),
+    '{"A":{"x":[1.50,12345678901234567890]},"B\\"":"1","C":"null","D":[],"E":"{\\"k\\": \\"v\\"}","__proto__":"x"}',
+    'a text that the service did not refuse stays a text with its blanks')
+  t.strictSame(JSON.parse(nestedValues(set, [])), set)
   t.equal(typedValues('\ufeff{"A": {"x": 1.50, "x": 1e400}, "B": 1, "B": 12345678901234567890, "C": [true, null], "__proto__": "1"}\n'),
     '{"A":{"x":1e400},"B":12345678901234567890,"C":[true,null],"__proto__":"1"}')
   t.equal(typedValues('\ufeff{"A": "x", "B": {"c": 1, "c": 2}, "A": "y"}'), '{"A":"y","B":{"c":2}}')
   for (const text of ['', ' \n']) t.equal(typedValues(text), '{}')
+})
+
+t.test('the browser sends as an object or a list only what the service refuses as a text', async (t) => {
+  const { changeNames } = await load('levels.ts')
+  const bodies: string[] = []
+  const refusals = [['set.A'], ['set.D'], []]
+  const answer = async (url: URL | string, { method, body }: { method?: string, body?: string } = {}) => {
+    const { pathname, searchParams } = new URL(url)
+    if (pathname === '/oauth/authorize') {
+      return { url: `http://localhost/console/?code=c&state=${searchParams.get('state')!}`, headers: new Headers() }
+    }
+    if (method === 'POST') return Response.json({ access_token: 'a', expires_in: '3600' })
+    if (pathname === '/api/v1/user') return Response.json({ data: {} })
+    bodies.push(body!)
+    const errors = refusals.shift()!
+    if (errors.length === 0) return Response.json({ data: { unchanged: false } }, { headers: { etag: '"2"' } })
+    return Response.json({ errors: Object.fromEntries(errors.map((name) => [name, ['']])) }, { status: 422 })
+  }
+  t.intercept(globalThis, 'fetch', { value: answer })
+  const set = { A: '{"x": 1.0}', B: '[1, 2]', C: 'x', D: '[]' }
+  const change = async () => changeNames({ organization: 'o', project: 'p' }, { set }, '"1"', false, 'json')
+  t.equal(await change(), '"2"')
+  t.strictSame(bodies, [
+    JSON.stringify({ set }),
+    '{"set":{"A":{"x":1.0},"B":"[1, 2]","C":"x","D":"[]"},"unset":[]}',
+    '{"set":{"A":{"x":1.0},"B":"[1, 2]","C":"x","D":[]},"unset":[]}'
+  ])
+  for (const refused of ['set.C', 'body']) {
+    refusals.push([refused])
+    const refusal = await change().catch((error: unknown) => error)
+    t.equal(refusal.status, 422, 'a text that is no object or list, or another refusal')
+  }
+  t.equal(bodies.length, 5)
 })
 
 t.test('the browser reads JSON as the service does', async (t) => {
