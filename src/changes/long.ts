@@ -1,10 +1,10 @@
 import { sql } from 'drizzle-orm'
-import { createGates, WorkOverloaded } from '../crypto/bounded.ts'
 import { isLockTimeout, isOnlyConnection, type Db } from '../db/database.ts'
-import { atWaitTime, pauseFor, waitNow } from '../db/postgres/wait-clock.ts'
+import { afterWait, pauseFor, waitNow } from '../db/postgres/wait-clock.ts'
 import { CallerEnded } from '../db/rows/caller.ts'
 import type { Counter } from '../db/rows/counter.ts'
 import type { Actor } from '../repositories/audit/audit.ts'
+import { Gate } from '../gate.ts'
 import { fail } from '../rules/api-error.ts'
 import { RowLocked, lockCallers } from './callers.ts'
 import { change } from './change.ts'
@@ -17,13 +17,8 @@ import { transaction } from './transaction.ts'
 // Long operations may write every document of a project: key rotations, changes of custody, `restore-to`, deletions of
 // many levels. An organization runs one at a time across all instances, so that it cannot occupy all connections.
 
-class LongOperationOverloaded extends WorkOverloaded {
-  override readonly name = 'LongOperationOverloaded'
-}
-
 // The operations of an organization wait in a queue in the process, without a database connection.
-const gateOf = createGates(1, 8, () => new LongOperationOverloaded(), 8_000, (milliseconds, late) =>
-  atWaitTime(waitNow() + milliseconds, late))
+const gate = new Gate([{}, { running: 1, waiting: 8 }], { work: 'long operations', after: afterWait })
 
 /** The code of the 409 response if another long operation uses the project or the organization. */
 type InUse = 'rotation_in_progress' | 'conflict'
@@ -44,7 +39,7 @@ export interface LongChange<Loaded, Written, Body = object | null> extends RowCh
  * Like `change`, for a change that takes longer than four seconds: runs in one transaction of up to a minute, which
  * locks the organization's counter row last. Fails with 409 (`inUse`) if another request uses the project, or if a long
  * operation of the organization on another instance does not end within the lock timeout. Fails with 503
- * (LongOperationOverloaded) if the queue of the organization is full, or if the wait in the queue is too long.
+ * (WorkOverloaded) if the queue of the organization is full, or if the wait in the queue is too long.
  *
  * With an `Idempotency-Key`, looks for the stored response after the lock, because the operation that had the lock may
  * be the first request with this key. If that operation does not end in time, the 409 is `conflict`.
@@ -59,7 +54,7 @@ export async function changeLong<Loaded, Written, Body extends object | null> (
   const inTransaction = () => transaction(longTransactions, async (db) =>
     takeLongSteps(db, actor, preparesFirst ? { ...asked, prepare: undefined } : asked))
   return oncePerProject(projectId, actor, inUse, () =>
-    gateOf(actor.organization_id)(async () => {
+    gate.run([actor.organization_id], async () => {
       if (preparesFirst) await prepare?.()
       return conflictOnLockTimeout(inTransaction, actor.answering == null ? inUse : 'conflict')
     }))

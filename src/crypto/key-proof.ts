@@ -4,19 +4,12 @@
  * (CR-17). At most two derivations run at once, so that PBKDF2 leaves threads for other work (CR-16).
  */
 import type { KeyObject } from 'node:crypto'
-import { createGate, WorkOverloaded } from './bounded.ts'
+import { Gate } from '../gate.ts'
 import { decodeBase64, open, random, sameBytes, secretKey, stretch, takeKey } from './primitives.ts'
 
 const PROOF_BYTES = 32
 
-/** Too many key derivations are waiting, or a derivation has waited too long. */
-export class KeyWorkOverloaded extends WorkOverloaded {
-  constructor () {
-    super('too many key derivations are waiting')
-  }
-}
-
-const gate = createGate(2, 64, () => new KeyWorkOverloaded())
+const gate = new Gate([{ running: 2, waiting: 64 }], { work: 'key derivations' })
 
 /**
  * A new key string: 32 random bytes as 64 hex characters. PBKDF2 gets the characters, not the decoded bytes. A key
@@ -30,14 +23,14 @@ export function generateSalt (): Buffer {
   return random(16)
 }
 
-/** Derives the AES key from the UTF-8 bytes of a key string. Throws KeyWorkOverloaded. */
+/** Derives the AES key from the UTF-8 bytes of a key string. Throws WorkOverloaded. */
 export async function deriveDataKey (keyString: string, salt: Buffer, iterations: number): Promise<KeyObject> {
-  return takeKey(await gate(() => stretch(Buffer.from(keyString), salt, iterations)))
+  return takeKey(await gate.run([], () => stretch(Buffer.from(keyString), salt, iterations)))
 }
 
-/** The proof by which a client shows that it knows the key string: base64 of 32 bytes. Throws KeyWorkOverloaded. */
+/** The proof by which a client shows that it knows the key string: base64 of 32 bytes. Throws WorkOverloaded. */
 export async function makeProof (keyString: string, salt: Buffer, iterations: number): Promise<string> {
-  const proof = await gate(() => stretch(padKey(keyString), salt, iterations))
+  const proof = await gate.run([], () => stretch(padKey(keyString), salt, iterations))
   return proof.toString('base64')
 }
 

@@ -2,7 +2,7 @@
  * Passwords: Argon2id with the OWASP minimum (CR-40), as PHC strings. The library oslo normalizes passwords to NFKC, so
  * equivalent Unicode forms match. At most four hashes, of 19 MiB each, are computed at once.
  */
-import { createGate, WorkOverloaded } from './bounded.ts'
+import { Gate } from '../gate.ts'
 import { COSTS, type PasswordCost } from './costs.ts'
 import { beginPiece } from '../telemetry/spans.ts'
 import { random } from './primitives.ts'
@@ -10,28 +10,21 @@ import { random } from './primitives.ts'
 /** Without i, l, o and u, which are easily misread. Five random bits select one of 32 characters without bias. */
 const READABLE = '0123456789abcdefghjkmnpqrstvwxyz'
 
-/** Too many password hashes are waiting, or a hash has waited too long. */
-export class PasswordWorkOverloaded extends WorkOverloaded {
-  constructor () {
-    super('too many password hashes are waiting')
-  }
-}
-
 // Loaded on first use: the native library would slow down every start.
 const loadArgon2id = async () => (await import('oslo/password')).Argon2id
 
-const gate = createGate(4, 32, () => new PasswordWorkOverloaded())
+const gate = new Gate([{ running: 4, waiting: 32 }], { work: 'password hashes' })
 
-/** The PHC string to store for a password. Throws PasswordWorkOverloaded. */
+/** The PHC string to store for a password. Throws WorkOverloaded. */
 export async function hashPassword (password: string, cost: PasswordCost = COSTS.password): Promise<string> {
   const end = beginPiece('password')
-  return await gate(async () => new (await loadArgon2id())(cost).hash(password)).finally(end)
+  return await gate.run([], async () => new (await loadArgon2id())(cost).hash(password)).finally(end)
 }
 
-/** Whether the PHC string is a hash of the password. Throws for an invalid PHC string, and PasswordWorkOverloaded. */
+/** Whether the PHC string is a hash of the password. Throws for an invalid PHC string, and WorkOverloaded. */
 export async function verifyPassword (hash: string, password: string): Promise<boolean> {
   const end = beginPiece('password')
-  return await gate(async () => new (await loadArgon2id())().verify(hash, password)).finally(end)
+  return await gate.run([], async () => new (await loadArgon2id())().verify(hash, password)).finally(end)
 }
 
 /** A random password: six groups of four readable characters, 120 random bits. */

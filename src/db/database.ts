@@ -2,11 +2,12 @@ import { sql } from 'drizzle-orm'
 import path from 'node:path'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import postgres, { type Options, type Sql } from 'postgres'
+import type { Gate } from '../gate.ts'
 import { setEngine, type Engine } from './postgres/engine.ts'
 import { findAuthority, setAuthority, type RowAuthority } from './rows/authority.ts'
 import { openEmbedded, type EmbeddedOptions } from './embedded/embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './postgres/database-errors.ts'
-import { createPool, guard, type Bounds, type Pool } from './postgres/guard.ts'
+import { createPool, guard, type Bounds } from './postgres/guard.ts'
 import type { Db } from './postgres/handle.ts'
 import {
   COLOCATED_WITH, hasCitus, isCoordinator, mergePlaced, onNodes, placeTables, REFERENCE, setDefaults, type Placed
@@ -21,7 +22,6 @@ export {
   codeOf, databaseError, DatabaseError, DatabaseUnavailable, isAway, isAwayForAll, isForeignKeyViolation, isLockTimeout,
   isUndone, isUniqueViolation, LOCK_TIMEOUT, neverSent
 } from './postgres/database-errors.ts'
-export type { Pool } from './postgres/guard.ts'
 export type { Db } from './postgres/handle.ts'
 export { makeDirectory } from './embedded/embedded.ts'
 export { requestCopy, sendRequest, type Client } from './embedded/requests.ts'
@@ -52,7 +52,7 @@ export interface Database {
   kind: 'postgres' | 'embedded'
   /** The location for messages: hosts and database name, or the directory. Contains no credentials or parameters. */
   where: string
-  pools: Readonly<Record<string, Pool>>
+  pools: Readonly<Record<string, Gate>>
   /** `citus` if the database has the Citus extension; known after `migrate` or `authenticate`. */
   readonly engine: Engine
   /** Sets the authority that computes and verifies row MACs, for all handles. */

@@ -1,4 +1,5 @@
 import { LRUCache } from 'lru-cache'
+import { Gate } from '../gate.ts'
 import type { Mail, Mailer } from './mailer.ts'
 
 /** The originator of a mail, for quotas: a caller of the API, or a network from which an account page is used. */
@@ -62,23 +63,19 @@ const MAX_COUNTS = 20_000
  * organizations of each sender. A sender cannot use up the quotas of other senders, even through many organizations.
  */
 export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: string) => void): Outbox {
-  const queue = createFairQueue()
+  const gate = new Gate([{ running: MAX_UNDER_WAY }], { timeout: Infinity })
+  const places = createPlaces()
   const sent = createCounts()
-  const underWay = new Set<Promise<void>>()
+  const posted = new Set<Promise<void>>()
 
-  async function send () {
-    for (let posted = queue.next(); posted !== undefined; posted = queue.next()) {
-      if (posted === NOTHING) {
-        // An empty entry also loads the SMTP library: the delay by the import must not reveal an account.
-        await mailer.load()
-        continue
-      }
-      const { onFailure, ...mail } = posted
-      if (await mailer.send(mail)) continue
-      await onFailure?.().catch((error: Error) => {
-        log(`Could not record that the mail to ${mail.about} failed: ${error.name}`)
-      })
-    }
+  async function send (one: PostedMail | undefined) {
+    // An empty entry also loads the SMTP library: the delay by the import must not reveal an account.
+    if (one === undefined) return mailer.load()
+    const { onFailure, ...mail } = one
+    if (await mailer.send(mail)) return
+    await onFailure?.().catch((error: Error) => {
+      log(`Could not record that the mail to ${mail.about} failed: ${error.name}`)
+    })
   }
 
   return {
@@ -88,7 +85,7 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
       const organization = 'network' in sender ? sender.network : sender.organization
       const by = 'network' in sender || sender.person === null ? organization : String(sender.person)
       const both = `${by} ${address}`
-      const reason = !queue.hasRoom(by, organization)
+      const reason = !places.isFree(by, organization)
         ? 'the mail queue is full'
         : sent.count(both) >= MAX_TO_ADDRESS
           ? 'too many mails to this address in an hour'
@@ -99,84 +96,49 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
         log(`A mail of ${from} is not sent: ${reason}`)
         return undefined
       }
-      queue.reserve(by, organization)
+      places.change(by, organization, 1)
       sent.add(both, 1)
       return {
         post (mail) {
-          queue.post(by, organization, mail ?? NOTHING)
-          if (underWay.size >= MAX_UNDER_WAY) return
-          const sending: Promise<void> = send().finally(() => underWay.delete(sending))
-          underWay.add(sending)
+          const sending: Promise<void> = gate.run([by, organization], async () => {
+            places.change(by, organization, -1)
+            await send(mail)
+          }).finally(() => posted.delete(sending))
+          posted.add(sending)
         },
         release () {
-          queue.release(by, organization)
+          places.change(by, organization, -1)
           sent.add(both, -1)
         }
       }
     },
-    load: () => ({ underWay: underWay.size, waiting: queue.places() }),
-    settled: async () => { await Promise.all(underWay) }
+    load: () => ({ underWay: gate.running, waiting: places.all() }),
+    settled: async () => { await Promise.all(posted) }
   }
 }
 
-const NOTHING = 'nothing'
-type Queued = PostedMail | typeof NOTHING
-
-/** Queued mails and reserved places. `next` takes turns over the senders, and over the organizations of a sender. */
-function createFairQueue () {
-  interface Share { places: number, waiting: Map<string, Queued[]> }
-  const shares = new Map<string, Share>()
+/** The places in use, for queued mails and reservations. */
+function createPlaces () {
+  const ofSenders = new Map<string, number>()
   const ofOrganizations = new Map<string, number>()
-  // Places in use, without the first place of each sender.
-  let taken = 0
-
-  const release = (by: string, organization: string) => {
-    const share = shares.get(by)!
-    share.places--
-    if (share.places > 0) taken--
-    else shares.delete(by)
-    const others = ofOrganizations.get(organization)! - 1
-    if (others > 0) ofOrganizations.set(organization, others)
-    else ofOrganizations.delete(organization)
+  let all = 0
+  const change = (counts: Map<string, number>, key: string, by: 1 | -1) => {
+    const count = (counts.get(key) ?? 0) + by
+    if (count > 0) counts.set(key, count)
+    else counts.delete(key)
   }
-
   return {
-    hasRoom (by: string, organization: string): boolean {
-      const share = shares.get(by)
-      if (share === undefined) return shares.size < MAX_SENDERS
-      const most = Math.min(MAX_OF_ONE, Math.floor((MAX_QUEUED - taken) * MAX_FRACTION))
-      return share.places < most && (ofOrganizations.get(organization) ?? 0) < most
+    all: (): number => all,
+    isFree (by: string, organization: string): boolean {
+      const own = ofSenders.get(by)
+      if (own === undefined) return ofSenders.size < MAX_SENDERS
+      const most = Math.min(MAX_OF_ONE, Math.floor((MAX_QUEUED - (all - ofSenders.size)) * MAX_FRACTION))
+      return own < most && (ofOrganizations.get(organization) ?? 0) < most
     },
-    places: (): number => taken + shares.size,
-    reserve (by: string, organization: string) {
-      const share = shares.get(by)
-      if (share === undefined) shares.set(by, { places: 1, waiting: new Map() })
-      else {
-        share.places++
-        taken++
-      }
-      ofOrganizations.set(organization, (ofOrganizations.get(organization) ?? 0) + 1)
-    },
-    release,
-    post (by: string, organization: string, mail: Queued) {
-      const { waiting } = shares.get(by)!
-      waiting.set(organization, [...waiting.get(organization) ?? [], mail])
-    },
-    next (): Queued | undefined {
-      for (const [by, share] of shares) {
-        const [oldest] = share.waiting
-        if (oldest === undefined) continue
-        const [organization, mails] = oldest
-        const mail = mails.shift()
-        // Move the organization and the sender to the end of their queues.
-        share.waiting.delete(organization)
-        if (mails.length > 0) share.waiting.set(organization, mails)
-        shares.delete(by)
-        shares.set(by, share)
-        release(by, organization)
-        return mail
-      }
-      return undefined
+    change (by: string, organization: string, step: 1 | -1) {
+      all += step
+      change(ofSenders, by, step)
+      change(ofOrganizations, organization, step)
     }
   }
 }

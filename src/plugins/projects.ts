@@ -27,7 +27,7 @@ import { requireNewName } from '../rules/formats/names.ts'
 import { isDefault, pageMeta, pageOf } from '../rules/pagination.ts'
 import { projectsInside } from '../rules/slices.ts'
 import { differenceOf, handToClient, handToServer } from '../vault/operations/custody.ts'
-import { derivationGateOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
+import { derivations, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
 import { refuseRevealing } from '../vault/keys/proofs.ts'
 import { deleteLevel, isLongDeletion } from '../vault/deletions.ts'
 import { requireSeen } from '../vault/operations/rotate.ts'
@@ -165,7 +165,7 @@ export const projects: Domain = async (app) => {
         ? registerClientKey(
           app.keyring, storageKeyOf(app.keyring, organization), keyId, { ...readKeyCheck(body), hint: body.key_hint }
         )
-        : await derivationGateOf(organization.id)(() => makeServerKey(
+        : await derivations.run([organization.id], () => makeServerKey(
           app.keyring, keyId, { key: body.encryption_key, hint: body.key_hint }, app.costs.keyIterations
         ))
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)

@@ -220,9 +220,9 @@ t.test('uses of the database are counted where they are, and where they wait', a
   t.same(await now('in_use', 'idle', 'waiting'), [used, idle, 0])
   t.same(await now('timeouts_total', 'refused_total'), [0, 0])
 
-  const { slots } = database.pools.db!
+  const { running, free } = database.pools.db!
   const full = new Promise<void>((resolve) => { release = resolve })
-  const busy = Array.from({ length: slots + MAX_WAITING }, () => transaction(database.db, async () => full))
+  const busy = Array.from({ length: running + free + MAX_WAITING }, () => transaction(database.db, async () => full))
   await t.rejects(transaction(database.db, async () => {}), /Too many are waiting/)
   t.same(await now('refused_total'), [1])
   release()

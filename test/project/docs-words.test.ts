@@ -154,7 +154,7 @@ t.test('the limits and defaults that pages name are those of the code', async (t
       `${rateLimits.keyRotation} rotations an hour`,
       `${rotation('BODY_LIMIT_FACTOR')} times as large as \`BODY_LIMIT\` (at most ${rotation('MAX_BYTES') / MIB} MiB), and must arrive within ${seconds('requestTimeout')} seconds`,
       `handles ${inWords(large('MAX_SLOTS'))} bodies above \`BODY_LIMIT\` at a time, ${inWords(large('MAX_SLOTS_OF_ORGANIZATION'))} for each organization`,
-      `${constant('src/crypto/bounded.ts', 'QUEUE_TIMEOUT_MS') / 1000} seconds at most (503)`,
+      `${constant('src/gate.ts', 'QUEUE_TIMEOUT_MS') / 1000} seconds at most (503)`,
       `${inWords(constant('src/crypto/keyring.ts', 'CACHE_MILLISECONDS') / 60_000)} minutes at most`,
       `${rateLimits.longOperations} changes an hour (\`RATE_LIMIT_LONG_OPERATIONS\`)`
     ],

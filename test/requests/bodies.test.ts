@@ -2,7 +2,7 @@
 import { connect, type AddressInfo } from 'node:net'
 import { Type } from '@sinclair/typebox'
 import t from 'tap'
-import { createSlots, yieldingBetween } from '../../src/http/bodies/large-bodies.ts'
+import { yieldingBetween } from '../../src/http/bodies/large-bodies.ts'
 import { boundsOf, readJsonBody, readLargeJson } from '../../src/http/bodies/json.ts'
 import { parseJson } from '../../src/rules/documents/json.ts'
 import { readValue } from '../../src/rules/documents/value.ts'
@@ -195,23 +195,6 @@ t.test('the schema limits the number of members of a body, and the check comes b
     t.match(await outcome(() => readJsonBody(Buffer.from(text), boundsOf(schema))), /validation_failed|malformed_json/)
   }
   t.equal(parsed, 0, 'nothing was parsed')
-})
-
-t.test('a slot is released once, however often it is given back, and no owner gets all slots', async (t) => {
-  const take = createSlots(4, 2)
-  const [a, b] = [take('A'), take('A')]
-  t.equal(take('A'), undefined, 'one owner has two')
-  const c = take('B')
-  t.ok(c)
-  t.ok(take('C'))
-  t.equal(take('D'), undefined, 'four are all')
-  a!()
-  a!()
-  t.ok(take('D'))
-  t.equal(take('D'), undefined, 'what was given back twice was given back once')
-  b!()
-  c!()
-  t.ok(take('A'))
 })
 
 t.test('no published operation parses a body of many members, and each bounds its own', async (t) => {

@@ -1,8 +1,9 @@
 import { channel } from 'node:diagnostics_channel'
 import type { Sql, TransactionSql } from 'postgres'
 import { beginPiece } from '../../telemetry/spans.ts'
+import { Gate } from '../../gate.ts'
 import { DatabaseUnavailable, neverSent, OutOfTime } from './database-errors.ts'
-import { atWaitTime, pauseWaits, waitNow } from './wait-clock.ts'
+import { afterWait, atWaitTime, pauseWaits, waitNow } from './wait-clock.ts'
 
 /** The deadline in milliseconds for a statement, a transaction, and all of a request's work on the database. */
 export const DEADLINE = 4_000
@@ -48,27 +49,23 @@ export function spending<T> (milliseconds: number, begin: () => T): T {
 type Result = Record<string, unknown>[] | unknown[][]
 type Run = (shape: 'rows' | 'values') => Promise<Result>
 
-export interface Pool {
-  /** The maximum number of operations handed to the driver at once. */
-  readonly slots: number
-  readonly maxWaiting: number
-  free: number
-  readonly waiting: (() => void)[]
-  /** Operations that waited too long, and operations refused because the queue was full. */
-  timeouts: number
-  refused: number
-}
-
-export const createPool = (slots: number, maxWaiting = MAX_WAITING): Pool =>
-  ({ slots, maxWaiting, free: slots, waiting: [], timeouts: 0, refused: 0 })
+export const createPool = (slots: number, maxWaiting = MAX_WAITING): Gate =>
+  new Gate([{ running: slots, waiting: maxWaiting }], {
+    refuse: (reason) => neverSent(reason === 'full'
+      ? 'Too many are waiting for the database'
+      : 'No database connection became free in time'),
+    timeout: MAX_WAIT,
+    after: afterWait
+  })
 
 export interface Bounds {
-  pool: Pool
+  /** Limits the operations that the driver gets at once. */
+  pool: Gate
   /** Called with every error of a statement. */
   onError?: (error: unknown) => void
   /** Milliseconds after which a statement or transaction fails. */
   deadline?: number
-  /** Milliseconds to wait for a free slot. */
+  /** The maximum wait for a free slot in milliseconds. */
   patience?: number
   /**
    * For long transactions on the only connection: other requests do not time out meanwhile. The next long transaction
@@ -81,7 +78,7 @@ export interface Bounds {
 
 /**
  * Wraps the driver's client for Drizzle, with deadlines and a limited queue. The driver's own queue has no limit and no
- * timeout, so the driver gets at most `slots` operations at once.
+ * timeout, so `pool` limits the operations that the driver gets at once.
  */
 export function guard (
   client: Sql, { pool, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, isAlone = false, prepare }: Bounds
@@ -91,7 +88,7 @@ export function guard (
   async function statement (shape: 'rows' | 'values', ...call: Parameters<Sql['unsafe']>) {
     const until = waitNow() + deadline
     const end = beginPiece('statement', call[0])
-    const leave = await enterPool(pool, patience)
+    const leave = await pool.enter([], patience)
     tell('before', call[0], prepare)
     const query = client.unsafe(call[0], call[1], options)
     const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
@@ -109,7 +106,8 @@ export function guard (
     const Late = lateOf(left)
     const called = waitNow()
     const done = beginPiece('transaction')
-    const leave = await enterPool(pool, Math.min(patience, left))
+    if (left <= 0) throw neverSent('The deadline was over before there was a connection')
+    const leave = await pool.enter([], Math.min(patience, left))
     // With `isAlone`, the deadline is in real time, and starts after the wait for the previous long transaction.
     const until = isAlone ? performance.now() + left : called + left
     const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
@@ -177,38 +175,6 @@ function pending (run: Run) {
     values: () => run('values'),
     then: (...handlers: Parameters<Promise<Result>['then']>) => run('rows').then(...handlers)
   }
-}
-
-// Waits for a free slot; returns a function that frees the slot. Throws if the queue is full, or after `patience` ms.
-async function enterPool (pool: Pool, patience: number): Promise<() => void> {
-  const { waiting } = pool
-  const leave = () => {
-    const next = waiting.shift()
-    if (next) next()
-    else pool.free++
-  }
-  if (patience <= 0) throw neverSent('The deadline was over before there was a connection')
-  if (pool.free > 0) {
-    pool.free--
-    return leave
-  }
-  if (waiting.length >= pool.maxWaiting) {
-    pool.refused++
-    throw neverSent('Too many are waiting for the database')
-  }
-  await new Promise<void>((resolve, reject) => {
-    const cancel = atWaitTime(waitNow() + patience, () => {
-      waiting.splice(waiting.indexOf(go), 1)
-      pool.timeouts++
-      reject(neverSent('No database connection became free in time'))
-    })
-    const go = () => {
-      cancel()
-      resolve()
-    }
-    waiting.push(go)
-  })
-  return leave
 }
 
 async function within<T> (

@@ -29,7 +29,11 @@ export function pauseWaits (): () => void {
 
 /** Resolves after this many milliseconds by `waitNow`. */
 export const pauseFor = (milliseconds: number): Promise<void> =>
-  new Promise((resolve) => { atWaitTime(waitNow() + milliseconds, resolve) })
+  new Promise((resolve) => { afterWait(milliseconds, resolve) })
+
+/** Calls `work` after this many milliseconds by `waitNow`. The returned function cancels the call. */
+export const afterWait = (milliseconds: number, work: () => void): () => void =>
+  atWaitTime(waitNow() + milliseconds, work)
 
 /** Calls `work` when `waitNow` reaches `until`. The returned function cancels the call. */
 export function atWaitTime (until: number, work: () => void): () => void {

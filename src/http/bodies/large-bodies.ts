@@ -3,6 +3,7 @@ import type { FastifyInstance, FastifyReply, FastifyRequest, FastifySchemaCompil
 import { principalOf } from '../routes/actor.ts'
 import { Type, type TArray, type TObject, type TSchema } from '@sinclair/typebox'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
+import { Gate } from '../../gate.ts'
 import { ApiError, fail, MAX_FAULTS } from '../../rules/api-error.ts'
 import { bodyIn, requireJson } from './body.ts'
 import { boundsOf, readJsonBody, readLargeJson } from './json.ts'
@@ -25,7 +26,7 @@ interface LargeBody {
   validatePlace?: (request: FastifyRequest) => Promise<unknown>
 }
 
-const slots = new WeakMap<object, ReturnType<typeof createSlots>>()
+const gates = new WeakMap<object, Gate>()
 
 /**
  * Route options for a large body, which is read in steps. Changes the parser and, with `list`, the validator of `app`,
@@ -38,15 +39,15 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, factor, m
   const { bodyLimit: normalLimit } = app.config
   const bodyLimit = Math.max(normalLimit, Math.min(normalLimit * factor, maxBytes))
   const bounds = { ...boundsOf(schema), ...(list === undefined && { piece: bodyLimit }) }
-  const takeSlot = slots.get(app.server) ?? createSlots(MAX_SLOTS, MAX_SLOTS_OF_ORGANIZATION)
-  slots.set(app.server, takeSlot)
+  const gate = gates.get(app.server) ?? new Gate([{ running: MAX_SLOTS }, { running: MAX_SLOTS_OF_ORGANIZATION }])
+  gates.set(app.server, gate)
   const held = new WeakMap<FastifyRequest, { giveBack: () => void, isWhole: boolean }>()
 
   // For bodies without Content-Length.
   const replies = new WeakMap<FastifyRequest, FastifyReply>()
 
   function occupy (request: FastifyRequest, reply: FastifyReply) {
-    const giveBack = takeSlot(principalOf(request).organization.id) ?? fail('service_unavailable')
+    const giveBack = gate.tryEnter([principalOf(request).organization.id]) ?? fail('service_unavailable')
     const slot = { giveBack, isWhole: false }
     held.set(request, slot)
     const onClose = () => { if (!slot.isWhole) giveBack() }
@@ -111,27 +112,6 @@ const collect = (payload: AsyncIterable<Buffer> & Partial<Pick<Readable, 'on'>>)
       .on('end', () => resolve(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks)))
       .on('error', reject)
   })
-
-/** Slots, limited in total and per owner. `take` returns a function that frees the slot; undefined if none is free. */
-export function createSlots (most: number, mostOfOne: number) {
-  const held = new Map<string, number>()
-  let all = 0
-  return function take (owner: string): (() => void) | undefined {
-    const own = held.get(owner) ?? 0
-    if (all >= most || own >= mostOfOne) return undefined
-    all++
-    held.set(owner, own + 1)
-    let isHeld = true
-    return () => {
-      if (!isHeld) return
-      isHeld = false
-      all--
-      const left = held.get(owner)! - 1
-      if (left === 0) held.delete(owner)
-      else held.set(owner, left)
-    }
-  }
-}
 
 /** Iterates over the elements and yields to the event loop after each megabyte. */
 export async function * yieldingBetween<T> (

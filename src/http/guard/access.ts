@@ -3,13 +3,13 @@ import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { LRUCache } from 'lru-cache'
 import { hashToken, isCredential, parseApiToken } from '../../crypto/bearer.ts'
-import { createGates, WorkOverloaded, type Gate } from '../../crypto/bounded.ts'
 import { placeOf, type LevelState } from '../../repositories/levels/levels.ts'
 import { findUserCall, type UserCall } from '../../repositories/people/oauth.ts'
 import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../../repositories/people/principals.ts'
 import { databaseError } from '../../db/database.ts'
 import type { TeamQuery } from '../../db/callers/memberships.ts'
 import { findDevice } from '../../repositories/people/attempts.ts'
+import { Gate, WorkOverloaded } from '../../gate.ts'
 import { fail } from '../../rules/api-error.ts'
 import {
   effectiveScopes, grants, isOfFactor, holds, meets, scopesBy, type AnyOf, type TeamRole
@@ -130,7 +130,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const { access, limit = 'api' } = request.routeOptions.config
   // Read the address now: after a disconnect, a socket returns the address only if it was read before.
   const from = addressKey(request.ip)
-  const lookUp = limit !== 'none' && consume.isPast(limit, from) ? gateOf(from) : undefined
+  const lookUp = limit !== 'none' && consume.isPast(limit, from) ? lookUpInTurn(from) : undefined
   const address = async () => {
     if (limit === 'none') return
     // A known device has its own limit. Whether the device belongs to the account is checked later (`countStranger`).
@@ -229,7 +229,7 @@ export function requireSecondFactor (app: FastifyInstance, { person }: Pick<Prin
 
 // The limit key of a known device; undefined for other browsers.
 async function knownDevice (
-  app: FastifyInstance, request: FastifyRequest, lookUp: Gate = atOnce
+  app: FastifyInstance, request: FastifyRequest, lookUp: LookUp = atOnce
 ): Promise<string | undefined> {
   const device = readCookie(app, request, 'device')
   if (device === undefined) return undefined
@@ -239,13 +239,13 @@ async function knownDevice (
 
 interface Caller { principal: Principal | undefined, user?: UserCall }
 
-class TooManyLookUps extends WorkOverloaded {
-  override readonly name = 'TooManyLookUps'
-}
+class TooManyLookUps extends WorkOverloaded {}
 
 // An address that exceeded its limit has one token look-up at a time and a queue of 20; if the queue is full, 429.
-const gateOf = createGates(1, 20, () => new TooManyLookUps())
-const atOnce: Gate = (work) => work()
+const lookUps = new Gate([{}, { running: 1, waiting: 20 }], { refuse: () => new TooManyLookUps() })
+type LookUp = <T>(find: () => Promise<T>) => Promise<T>
+const lookUpInTurn = (address: string): LookUp => (find) => lookUps.run([address], find)
+const atOnce: LookUp = (find) => find()
 
 async function unlessTooMany<T> (look: Promise<T>): Promise<T | undefined> {
   try {
@@ -257,7 +257,7 @@ async function unlessTooMany<T> (look: Promise<T>): Promise<T | undefined> {
 }
 
 async function authenticate (
-  app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: Gate = atOnce,
+  app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: LookUp = atOnce,
   begin: (credential: string) => void = () => {}
 ): Promise<Caller | undefined> {
   const sent = headerValues(request, 'authorization')

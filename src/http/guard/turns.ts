@@ -1,7 +1,7 @@
 import type { FastifyRequest } from 'fastify'
-import { createGates, WorkOverloaded } from '../../crypto/bounded.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
-import { atWaitTime, pauseFor, waitNow } from '../../db/postgres/wait-clock.ts'
+import { afterWait, pauseFor } from '../../db/postgres/wait-clock.ts'
+import { Gate } from '../../gate.ts'
 import type { Work } from '../../rules/documents/work.ts'
 import { principalOf } from '../routes/actor.ts'
 import { waitFor } from '../routes/request-deadline.ts'
@@ -9,25 +9,16 @@ import { waitFor } from '../routes/request-deadline.ts'
 // Reads that open many documents: matrix, name search, history of a name, comparison, dry run of `restore-to`. In each
 // process, an organization runs one of them at a time, so that it cannot slow down other organizations.
 
-class ReadsOverloaded extends WorkOverloaded {
-  override readonly name = 'ReadsOverloaded'
-}
-
-/** Maximum wait for a turn in milliseconds, in both queues together. */
-const TURN_TIMEOUT_MS = 5_000
-/** Maximum length of the queue of a caller, and of an organization. */
-const MAX_WAITING = { caller: 16, organization: 64 }
-
 /** Milliseconds of work without a pause, so that small reads have no pauses; then milliseconds between two pauses. */
 const WORK_MS = { first: 25, next: 5 }
 /** A pause is as many times as long as the work before it, and at most so many milliseconds. */
 const PAUSE = { times: 2, most: 100 }
 
-const overloaded = () => new ReadsOverloaded('too many reads of many documents are waiting')
-// Waits stand still during a long operation on the only connection, as all waits for the database (0056).
-const after = (milliseconds: number, late: () => void) => atWaitTime(waitNow() + milliseconds, late)
-const gateOfCaller = createGates(1, MAX_WAITING.caller, overloaded, TURN_TIMEOUT_MS, after)
-const gateOfOrganization = createGates(1, MAX_WAITING.organization, overloaded, TURN_TIMEOUT_MS, after)
+// By organization and caller. Waits stand still during a long operation on the only connection, as all waits for the
+// database (0056).
+const gate = new Gate([{}, { running: 1, waiting: 1_024 }, { waiting: 16 }], {
+  work: 'reads of many documents', timeout: 5_000, after: afterWait
+})
 
 /** The turn of a read that opens many documents. */
 export interface Turn {
@@ -51,13 +42,9 @@ export interface Turn {
  */
 export async function inTurn<T> (request: FastifyRequest, read: (turn: Turn) => Promise<T>): Promise<T> {
   const { organization, type, id } = principalOf(request)
-  const began = waitNow()
-  return gateOfCaller(`${organization.id} ${type} ${id}`)(async () => {
-    const left = TURN_TIMEOUT_MS - (waitNow() - began)
-    return gateOfOrganization(organization.id)(async () => {
-      await request.server.authorizeAgain(request)
-      return read(turnOf(request))
-    }, left)
+  return gate.run([organization.id, `${type} ${id}`], async () => {
+    await request.server.authorizeAgain(request)
+    return read(turnOf(request))
   })
 }
 

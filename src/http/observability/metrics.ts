@@ -51,11 +51,11 @@ export function measureDatabase (
     kind: 'counter' | 'gauge', name: string, help: string, value: (pool: Database['pools'][string]) => number
   ) => metrics.watch(kind, `strongroom_database_pool_${name}`, help, () =>
     Object.entries(database.pools).map(([pool, one]) => [{ pool }, value(one)] as const), ['pool'])
-  watchPools('gauge', 'in_use', 'Uses of the database that are under way', ({ slots, free }) => slots - free)
+  watchPools('gauge', 'in_use', 'Uses of the database that are under way', ({ running }) => running)
   watchPools('gauge', 'idle', 'Uses that could begin at once', ({ free }) => free)
-  watchPools('gauge', 'waiting', 'Uses that wait for their turn', ({ waiting }) => waiting.length)
-  watchPools('counter', 'timeouts_total', 'Uses that waited too long and were refused', ({ timeouts }) => timeouts)
-  watchPools('counter', 'refused_total', 'Uses that were refused because too many waited', ({ refused }) => refused)
+  watchPools('gauge', 'waiting', 'Uses that wait for their turn', ({ waiting }) => waiting)
+  watchPools('counter', 'timeouts_total', 'Uses that waited too long and were refused', ({ refused }) => refused.late)
+  watchPools('counter', 'refused_total', 'Uses that were refused because too many waited', ({ refused }) => refused.full)
 
   metrics.watch('gauge', 'strongroom_write_queue_waiting', 'Changes of organizations that wait for their transaction',
     () => figures.waiting)

@@ -1,8 +1,8 @@
 import type { KeyObject } from 'node:crypto'
 import { IntegrityError, openAtRest, sealAtRest } from '../../crypto/at-rest.ts'
 import { COSTS } from '../../crypto/costs.ts'
-import { createGates } from '../../crypto/bounded.ts'
-import { deriveDataKey, generateKeyString, generateSalt, KeyWorkOverloaded } from '../../crypto/key-proof.ts'
+import { Gate } from '../../gate.ts'
+import { deriveDataKey, generateKeyString, generateSalt } from '../../crypto/key-proof.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { deriveKey, hmac, random, takeKey } from '../../crypto/primitives.ts'
 import type { KeyRow, NewKey } from '../../repositories/keys/encryption-keys.ts'
@@ -43,19 +43,16 @@ export const createAnswerSeal = (keyring: Keyring): AnswerSeal => ({
     openAtRest(storageKeyOf(keyring, organization), answer.sealed, answerContext(answer)).toString('utf8')
 })
 
-// Maximum number of derivations of an organization that wait, each for at most eight seconds.
-const MAX_WAITING = 32
-
 /**
- * The gate of an organization's derivations of keys: one at a time, so that other organizations wait for one of them at
- * most. A rotation does not need it, because an organization has one long operation at a time.
+ * The gate of the derivations of keys, by organization: one at a time, so that other organizations wait for one of them
+ * at most. A rotation does not need it, because an organization has one long operation at a time.
  */
-export const derivationGateOf = createGates(1, MAX_WAITING, () => new KeyWorkOverloaded())
+export const derivations = new Gate([{}, { running: 1, waiting: 32 }], { work: 'key derivations' })
 
 /**
  * Makes a server-managed key from the given key string, or from a new key string of 256 bits, and wraps it. The
  * derivation of the data key takes about 200 ms: do not call this while an organization or a project is locked. Throws
- * KeyWorkOverloaded.
+ * WorkOverloaded.
  */
 export async function makeServerKey (
   keyring: Keyring, id: KeyId, given?: Partial<Record<'key' | 'hint', string | undefined>>,

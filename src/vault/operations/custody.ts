@@ -10,7 +10,7 @@ import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/api-error.ts'
 import { openCurrent } from '../documents/documents.ts'
 import {
-  clientKeyColumns, dataKeyOf, derivationGateOf, keyCheckOf, keyStringOf, saltOf, serverKeyColumns, storageKeyOf,
+  clientKeyColumns, dataKeyOf, derivations, keyCheckOf, keyStringOf, saltOf, serverKeyColumns, storageKeyOf,
   type ProofTriple
 } from '../keys/keys.ts'
 import { inBatches } from './rotate.ts'
@@ -39,7 +39,7 @@ export async function handToClient (
   keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined
 ): Promise<Handover> {
   if (differenceOf(keyring, key, triple) !== undefined) throw new Error('the proof belongs to another key')
-  const expected = decodeProof(await derivationGateOf(organization.id)(() =>
+  const expected = decodeProof(await derivations.run([organization.id], () =>
     makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations)))!
   const sent = proof === undefined ? undefined : decodeProof(proof)
   if (sent === undefined || !proofMatches(sent, expected) || !proofMatches(triple.check, expected)) {
@@ -63,7 +63,7 @@ export async function handToServer (
   keyring: Keyring, organization: Organization, key: KeyRow, keyString: string
 ): Promise<Handover> {
   const salt = saltOf(keyring, key)
-  const dataKey = await derivationGateOf(organization.id)(async () => {
+  const dataKey = await derivations.run([organization.id], async () => {
     const proof = decodeProof(await makeProof(keyString, salt, key.iterations))!
     if (!proofMatches(proof, keyCheckOf(keyring, key)!)) fail('key_proof_mismatch')
     return deriveDataKey(keyString, salt, key.iterations)
