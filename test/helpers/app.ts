@@ -133,7 +133,20 @@ export async function startIsolatedApp (
   t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK,
   as?: (url: string) => Promise<string>
 ): Promise<TestApp> {
-  const installation = await install(as)
+  return startOn(t, await install(await freshDatabase(as)), env, costs)
+}
+
+/** Starts a service on the database of another installation, with limits off and cheap key derivations. */
+export async function startAppOn (
+  t: { teardown (fn: () => unknown): void }, url: string, masterKey: string
+): Promise<TestApp> {
+  const database = await connect({ url, pool: 10 })
+  return startOn(t, await install({ database, env: { DATABASE_URL: url }, drop: async () => {} }, masterKey), {}, QUICK)
+}
+
+async function startOn (
+  t: { teardown (fn: () => unknown): void }, installation: Installation, env: Record<string, string>, costs: Costs
+): Promise<TestApp> {
   const logs: string[] = []
   const service = await serve(installation, env, costs, (line) => logs.push(line))
   t.teardown(async () => {
@@ -144,7 +157,7 @@ export async function startIsolatedApp (
 }
 
 async function startShared (): Promise<Shared> {
-  const installation = await install()
+  const installation = await install(await freshDatabase())
   const readers: Shared['readers'] = new Set()
   const { listen, ...service } = await serve(installation, {}, QUICK, (line) => {
     for (const logs of readers) logs.push(line)
@@ -160,9 +173,9 @@ async function startShared (): Promise<Shared> {
   return { ...installation, ...service, address: await listen(), readers }
 }
 
-async function install (as?: (url: string) => Promise<string>): Promise<Installation> {
-  const { database, drop, env } = await freshDatabase(as)
-  const { text: MASTER_KEY } = generateMasterKey()
+async function install (
+  { database, drop, env }: Awaited<ReturnType<typeof freshDatabase>>, MASTER_KEY = generateMasterKey().text
+): Promise<Installation> {
   const keyring = createKeyring([parseMasterKey(MASTER_KEY)])
   await openRows(database, keyring)
   const end = async () => {

@@ -71,7 +71,7 @@ const NAME_HISTORY: Pick<Row, 'access' | 'also' | 'query' | 'reveals'> = {
   reveals: [{ query: '?name=A&values=true' }]
 }
 
-const BLOB = Buffer.alloc(40).toString('base64')
+export const BLOB = Buffer.alloc(40).toString('base64')
 /** The scopes of the weakest project role: a caller who grants the role needs them. */
 const API_USER = ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read'] as const
 /** Reads that return decrypted or former documents. */
@@ -82,7 +82,7 @@ const MEMBERS = '/api/v1/organizations/{organization}/members'
 const INVITATIONS = '/api/v1/organizations/{organization}/invitations'
 
 const proof = (key: number) => Buffer.alloc(32, key).toString('base64')
-const clientKey = (key: number) =>
+export const clientKey = (key: number) =>
   ({ key_check: proof(key), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
 
 /** Operations with their scopes, in an order in which the test data of each operation still exists. */
