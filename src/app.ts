@@ -41,7 +41,6 @@ import { countInRedis } from './http/limits/redis.ts'
 import { requestFormatError } from './http/bodies/request-format.ts'
 import { serializerCompiler } from './http/responses/serialization.ts'
 import { endTrace, installTraces } from './http/observability/traces.ts'
-import { countCalls } from './http/limits/usage.ts'
 import { validatorCompiler } from './http/bodies/validation.ts'
 import { createMailer } from './mail/mailer.ts'
 import { createOutbox } from './mail/outbox.ts'
@@ -80,6 +79,7 @@ import { createAnchorWorker } from './jobs/anchors.ts'
 import { createLateEventWorker } from './jobs/late-events.ts'
 import { createRemovalWorker } from './jobs/cleanup.ts'
 import { createHistoryWorker } from './jobs/history.ts'
+import { createCallCounter } from './jobs/usage.ts'
 
 // The plugins under /api/v1, by their tag in the OpenAPI document. The tags are in the order in which a new user needs
 // them. The OAuth plugin is registered separately, because its standard paths have no prefix.
@@ -210,10 +210,14 @@ export async function buildApp (
     removals: createRemovalWorker(background),
     lateEvents: createLateEventWorker(background),
     billing: createBillingWorker({ ...background, invoicing, defaultPlan, patience: patienceOfProvider }),
-    calls: countCalls(app, database.background)
+    calls: createCallCounter(background)
   }
   const anchors = createAnchorWorker(background)
   decorate(app, { outbox, invoicing, ...workers, anchors })
+  app.addHook('onResponse', ({ principal }, { statusCode }, done) => {
+    if (principal !== null && statusCode !== 429) workers.calls.count(principal.organization.id)
+    done()
+  })
   app.addHook('onClose', async () => {
     await Promise.all(Object.values(workers).map((worker) => worker.stop()))
     await anchors.stop()

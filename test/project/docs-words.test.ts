@@ -173,7 +173,7 @@ t.test('the limits and defaults that pages name are those of the code', async (t
     ],
     'docs/recipes.md': [`${rateLimits.api} requests a minute by default`],
     'docs/operations/billing.md': [
-      `every ${inWords(constant('src/http/limits/usage.ts', 'RECORD_EVERY') / 1000)} seconds`, `last ${DAYS_OF_USAGE} days`
+      `every ${inWords(constant('src/jobs/usage.ts', 'RECORD_EVERY') / 1000)} seconds`, `last ${DAYS_OF_USAGE} days`
     ],
     'docs/operations/configure.md': [
       `within ${seconds('requestTimeout')} seconds`, `idle connections open for ${seconds('keepAliveTimeout')} seconds`

@@ -14,7 +14,6 @@ import type { PersonalEvent } from '../../repositories/people/personal-events.ts
 import type { Principal } from '../../repositories/people/principals.ts'
 import type { AnyOf, TeamRole } from '../../rules/roles.ts'
 import type { LimitGroup } from '../limits/limits.ts'
-import type { countCalls } from '../limits/usage.ts'
 
 interface TypeBoxProvider extends FastifyTypeProvider {
   validator: this['schema'] extends TSchema ? Static<this['schema']> : unknown
@@ -139,7 +138,8 @@ declare module 'fastify' {
     anchors: Worker
     /** Renews subscriptions and calls the payment provider in the background. */
     billing: Worker
-    calls: ReturnType<typeof countCalls>
+    /** Writes the API calls of organizations to the database in the background. */
+    calls: Worker & { record (): Promise<void> }
     invoicing: Config['invoices'] & { warnOfSeller: () => void, provider: { name: string } }
   }
   interface FastifyRequest {
