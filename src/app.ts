@@ -23,7 +23,7 @@ import { seeOther } from './http/pages/pages.ts'
 import { installAliases } from './http/routes/aliases.ts'
 import { installBodyParser } from './http/bodies/body.ts'
 import { answerByHand, type HandWritten } from './http/responses/raw-response.ts'
-import type { OwnCounters } from './http/limits/counters.ts'
+import { createCounters, type Counters } from './http/limits/counters.ts'
 import { installErrors, sendError } from './http/responses/error-responses.ts'
 import { installHeaders, LEFT_OUT_HEADER, setHeaders } from './http/responses/headers.ts'
 import { limitUnsent } from './http/responses/unsent.ts'
@@ -120,7 +120,7 @@ export interface AppDependencies {
   /** Timeout of the payment provider in milliseconds. */
   patienceOfProvider?: number | undefined
   /** Rate-limit counters. With Redis, they are used only while Redis fails. Default: counters in this process. */
-  counters?: OwnCounters | undefined
+  counters?: Counters | undefined
   /** The metrics registry of this process. Default: a new registry. Not used without METRICS_TOKEN. */
   metrics?: Metrics | undefined
   /** Reads the metrics of all processes of the service. Default: reads only the metrics of this process. */
@@ -131,7 +131,7 @@ export interface AppDependencies {
 export async function buildApp (
   {
     config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false,
-    isLeaving = isStopping, recheckAfter, counters, provider = manual, patienceOfProvider,
+    isLeaving = isStopping, recheckAfter, counters = createCounters(), provider = manual, patienceOfProvider,
     metrics: given, readMetrics
   }: AppDependencies
 ): Promise<FastifyInstance> {
@@ -269,7 +269,7 @@ export async function buildApp (
   installIdempotency(app, createAnswerSeal(keyring))
   const { redis } = config
   const common = redis === undefined ? counters : await countInRedis(app, redis, counters, metrics)
-  await installAccess(app, recheckAfter, common)
+  await installAccess(app, common, recheckAfter)
   installLevelLookup(app)
   installGoSdkCompat(app)
   await app.register(health(database, isLeaving))

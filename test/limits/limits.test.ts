@@ -81,7 +81,7 @@ t.test('by default the groups allow what S-14.2 says: 100 and 10 a minute, 10 an
   const app = Fastify()
   t.teardown(() => app.close())
   app.decorate('config', loadConfig({}))
-  const consume = await installLimits(app)
+  const consume = await installLimits(app, createCounters())
   app.setErrorHandler(async (error: ApiError, _request, reply) =>
     reply.code(ERRORS[error.code].status).send({
       error: error.code, message: messageOf(error.code, error.details), details: error.details
@@ -639,24 +639,16 @@ t.test('a request is given back in its own window only, never below zero; a refu
   t.teardown(() => { Date.now = now })
   const counters = createCounters()
   const counting: Counting = ['api', 'org:a', 60_000, 3]
-  const count = () => {
-    let counted: Counted = [0, 0]
-    counters.count(counting, (...given) => { counted = given })
-    return counted
-  }
-  const giveBack = (end: number) => {
-    let isDone = false
-    counters.giveBack(counting, end, () => { isDone = true })
-    t.ok(isDone)
-  }
+  const count = (): Counted => counters.count(counting)
+  const giveBack = (end: number) => counters.count(['api', 'org:a', 60_000, 3, end])
   const [, end] = count()
   giveBack(end)
   giveBack(end)
   t.strictSame(count(), [1, end], 'never below zero')
   for (let n = 2; n <= 6; n++) t.equal(count()[0], n)
-  t.equal(counters.isPast('api', 'org:a'), true)
+  t.equal(counters.pastUntil('api', 'org:a'), end)
   giveBack(end)
-  t.equal(counters.isPast('api', 'org:a'), false)
+  t.equal(counters.pastUntil('api', 'org:a'), 0)
   t.strictSame([count()[0], count()[0]], [3, 4], 'one more comes through, however many were refused')
   Date.now = () => now() + 61_000
   const [first, later] = count()

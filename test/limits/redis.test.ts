@@ -9,7 +9,7 @@ import { ERRORS } from '../../schemas/errors.ts'
 import { buildApp } from '../../src/app.ts'
 import { loadConfig } from '../../src/config.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
-import type { Counted, Counting } from '../../src/http/limits/counters.ts'
+import { createCounters, type Counting } from '../../src/http/limits/counters.ts'
 import { installLimits, LIMITS, type LimitGroup } from '../../src/http/limits/limits.ts'
 import { countInRedis } from '../../src/http/limits/redis.ts'
 import type { ApiError } from '../../src/rules/api-error.ts'
@@ -137,7 +137,7 @@ t.test('RL-24: every limit is one over all instances', { skip }, async (t) => {
     const app = Fastify({ logger: { level: 'warn', stream: { write: (line) => logs.push(line) } } })
     t.teardown(() => app.close())
     app.decorate('config', config)
-    const consume = await installLimits(app, await countInRedis(app, config.redis!))
+    const consume = await installLimits(app, await countInRedis(app, config.redis!, createCounters()))
     app.setErrorHandler(async (error: ApiError, _request, reply) => reply.code(ERRORS[error.code].status).send({}))
     app.get('/:group/:key', async (request, reply) => {
       const { group, key } = request.params as { group: LimitGroup, key: string }
@@ -146,8 +146,8 @@ t.test('RL-24: every limit is one over all instances', { skip }, async (t) => {
     })
     return { app, logs }
   }))
-  for (const [group, { setting, window, ...more }] of Object.entries(LIMITS)) {
-    const limit = config.rateLimits[setting] * ('times' in more ? more.times : 1)
+  for (const [group, { setting, window, times = 1 }] of Object.entries(LIMITS)) {
+    const limit = config.rateLimits[setting] * times
     const { statuses, round } = await together(instances, async (round) => {
       const statuses: number[] = []
       for (let n = 0; n <= limit; n++) {
@@ -197,13 +197,12 @@ t.test('in Redis a request is given back in its window only, never below zero; a
   const logs: string[] = []
   const app = Fastify({ logger: { stream: { write: (line) => logs.push(line) } } })
   t.teardown(() => app.close())
-  const counters = await countInRedis(app, loadConfig({ REDIS_URL: redis.url }).redis!)
+  const counters = await countInRedis(app, loadConfig({ REDIS_URL: redis.url }).redis!, createCounters())
   const found = await together([{ app, logs }], async (round) => {
     const counting = (key: string, window = 60_000): Counting => ['api', `org:${key}:${round}`, window, 3]
-    const count = (one = counting('a')) =>
-      new Promise<Counted>((resolve) => { counters.count(one, (...counted) => resolve(counted)) })
-    const giveBack = (end: number, one = counting('a')) =>
-      new Promise<void>((resolve) => { counters.giveBack(one, end, resolve) })
+    const count = async (one = counting('a')) => counters.count(one)
+    const giveBack = async (end: number, [group, key, length, limit] = counting('a')) =>
+      counters.count([group, key, length, limit, end])
     const [, end] = await count()
     await giveBack(end)
     await giveBack(end)
@@ -220,7 +219,7 @@ t.test('in Redis a request is given back in its window only, never below zero; a
   })
   t.strictSame(found, { isOneWindow: true, counts: [1, 3, 1, 2] })
   await redis.stop()
-  await new Promise<void>((resolve) => { counters.giveBack(['api', 'org:a', 1_000, 3], Date.now(), resolve) })
+  await counters.count(['api', 'org:a', 1_000, 3, Date.now()])
 })
 
 t.test('RL-26: without Redis each instance counts alone, a caller past a limit stays so; one line says it', { skip }, async (t) => {
@@ -308,11 +307,9 @@ t.test('a service starts without Redis, and is with it when it comes; nothing te
   t.teardown(() => app.close())
   const { redis: server } = loadConfig({ REDIS_URL: redis.url.replace('word', 'wrong') })
   const metrics = await createMetrics()
-  const counters = await countInRedis(app, server!, undefined, metrics)
-  const counted = await Promise.all([1, 2].map(() => new Promise((resolve) => {
-    counters.count(['api', 'ip:a', 60_000, 5], resolve)
-  })))
-  t.strictSame(counted, [1, 2])
+  const counters = await countInRedis(app, server!, createCounters(), metrics)
+  const counted = await Promise.all([1, 2].map(async () => counters.count(['api', 'ip:a', 60_000, 5])))
+  t.strictSame(counted.map(([count]) => count), [1, 2])
   await until(() => logs.some((line) => line.includes(ALONE)))
   const samples = samplesOf(await render([await metrics.read()]))
   t.strictSame(['', '_total'].map((end) => valueOf(samples, `strongroom_limits_without_redis${end}`, {})), [1, 1])
@@ -402,12 +399,10 @@ t.test('what is no answer to a count is none, and ends nothing', async (t) => {
   for (answer of answers) {
     const logs: string[] = []
     const app = Fastify({ logger: { stream: { write: (line) => logs.push(line) } } })
-    const counters = await countInRedis(app, redis!)
-    await new Promise<void>((resolve) => { counters.giveBack(['api', 'ip:a', 60_000, 5], Date.now(), resolve) })
-    const counted = await Promise.all([1, 2].map(() => new Promise((resolve) => {
-      counters.count(['api', 'ip:a', 60_000, 5], resolve)
-    })))
-    t.same(counted, [1, 2], JSON.stringify(answer))
+    const counters = await countInRedis(app, redis!, createCounters())
+    await counters.count(['api', 'ip:a', 60_000, 5, Date.now()])
+    const counted = await Promise.all([1, 2].map(async () => counters.count(['api', 'ip:a', 60_000, 5])))
+    t.same(counted.map(([count]) => count), [1, 2], JSON.stringify(answer))
     t.equal(logs.filter((line) => line.includes(ALONE)).length, 1)
     await app.close()
   }

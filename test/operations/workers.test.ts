@@ -6,7 +6,10 @@ import { Agent, request } from 'node:http'
 import { connect as connectSocket, createServer, type AddressInfo } from 'node:net'
 import t from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
-import { createCommonCounters, joinCommonCounters, type Counted } from '../../src/http/limits/counters.ts'
+import {
+  commonCounters, countAtSupervisor, createCounters, shareCounters, workerCounters, type Counted
+} from '../../src/http/limits/counters.ts'
+import { createChannel, type Channel } from '../../src/telemetry/channel.ts'
 import { standardLog } from '../../src/http/observability/log.ts'
 import { freshDatabase } from '../helpers/app.ts'
 import { IN_PROOFS, LONG } from '../helpers/long.ts'
@@ -78,35 +81,41 @@ async function haveGone (pids: number[]) {
 }
 
 t.test('workers share counters, know which caller is past a limit, and count alone if there is no reply', async (t) => {
-  const common = createCommonCounters()
+  const seats: Channel[] = []
+  const common = commonCounters(() => seats)
   const changes: boolean[] = []
   let isSilent = false
   let messages = 0
   const member = () => {
-    const seat = common.join((message) => { if (!isSilent) setImmediate(() => one.receive(message)) })
-    const one = joinCommonCounters((message) => {
-      messages++
+    const seat: Channel = createChannel((message) => {
+      if (!isSilent) setImmediate(() => channel.receive(message))
+      return true
+    }, common)
+    seats.push(seat)
+    const own = createCounters()
+    const channel: Channel = createChannel((message) => {
+      if ('request' in message) messages++
       seat.receive(message)
       return true
-    }, (isAlone) => changes.push(isAlone))
-    return one
+    }, workerCounters(own))
+    return shareCounters(countAtSupervisor(channel), {
+      at: 'supervisor', timeout: 1_000, metrics: undefined, own, onChange: (reason) => changes.push(reason !== undefined)
+    })
   }
   const members = [member(), member()]
-  const count = (who: number, key = 'ip:a', most = 3) => new Promise<Counted>((resolve) => {
-    members[who]!.count(['api', key, 60_000, most], (...counted) => resolve(counted))
-  })
+  const count = (who: number, key = 'ip:a', most = 3): Promise<Counted> => members[who]!.count(['api', key, 60_000, most])
   const counted = await Promise.all([count(0), count(1), count(0)])
   t.same(counted.map(([count]) => count).sort(), [1, 2, 3])
   t.equal(new Set(counted.map(([, end]) => end)).size, 1, 'one window has one end')
   t.equal(messages, 2, 'what one of them counts in a turn is one message')
-  t.same(members.map(({ isPast }) => isPast('api', 'ip:a')), [false, false])
+  const isPast = (who: number) => members[who]!.pastUntil('api', 'ip:a') > 0
+  t.same([isPast(0), isPast(1)], [false, false])
   t.equal((await count(0))[0], 4)
-  await until(() => members[1]!.isPast('api', 'ip:a'))
-  t.same(members.map(({ isPast }) => isPast('api', 'ip:a')), [true, true], 'the other one was told')
+  await until(() => isPast(1))
+  t.same([isPast(0), isPast(1)], [true, true], 'the other one was told')
   t.equal((await count(1, 'ip:b'))[0], 1)
 
-  const giveBack = (who: number, key: string, end: number) =>
-    new Promise<void>((resolve) => { members[who]!.giveBack(['api', key, 60_000, 3], end, resolve) })
+  const giveBack = (who: number, key: string, end: number) => members[who]!.count(['api', key, 60_000, 3, end])
   const [, end] = await count(1, 'ip:e')
   await count(0, 'ip:e')
   await giveBack(1, 'ip:e', end)

@@ -4,7 +4,9 @@ import type { AddressInfo } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
 import { isLoopback, loadConfig, type Config } from '../../config.ts'
 import { databaseError, tlsOf } from '../../db/database.ts'
-import { joinCommonCounters, measureAlone, type OwnCounters } from '../../http/limits/counters.ts'
+import {
+  countAtSupervisor, createCounters, shareCounters, workerCounters, type Counters
+} from '../../http/limits/counters.ts'
 import { standardLog } from '../../http/observability/log.ts'
 import { createChannel } from '../../telemetry/channel.ts'
 import { collectMetrics, metricsHandlers, type Measured } from '../../telemetry/worker-metrics.ts'
@@ -20,6 +22,8 @@ import { exitOnUncaughtErrors, SHUTDOWN_TIMEOUT_MS, SIGNALS, STOP, supervise, un
 
 const IDLE_SWEEP_MS = 200
 const CLOSE_TIMEOUT_MS = 8_000
+// The supervisor responds in less than a millisecond, or in a few milliseconds on a busy machine.
+const COUNT_TIMEOUT_MS = 1_000
 
 export const noun: Noun = {
   help: `  serve                                   migrate the schema and serve (variables: docs/operations/variables.md)
@@ -74,19 +78,24 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   let isListening = false
   let log: FastifyInstance['log'] | undefined
   const metrics = config.metricsToken === undefined ? undefined : await createMetrics()
-  const channel = createChannel(sendToSupervisor, metrics && metricsHandlers(metrics))
-  const measure = measureAlone(metrics, 'supervisor')
-  const counters = joinCommonCounters(sendToSupervisor, (isAlone) => {
-    measure(isAlone)
-    if (isAlone) log?.warn('supervisor not responding: each worker counts limits separately')
-    else log?.warn('limits are counted across all workers again')
+  const own = createCounters()
+  const channel = createChannel(sendToSupervisor, { ...metrics && metricsHandlers(metrics), ...workerCounters(own) })
+  const counters = shareCounters(countAtSupervisor(channel), {
+    at: 'supervisor',
+    timeout: COUNT_TIMEOUT_MS,
+    metrics,
+    own,
+    onChange (reason) {
+      if (reason !== undefined) log?.warn('supervisor not responding: each worker counts limits separately')
+      else log?.warn('limits are counted across all workers again')
+    }
   })
   // Without this flag, Node.js exits at once when the supervisor disconnects, and aborts requests in progress.
   worker.exitedAfterDisconnect = true
   const stop = new Promise<void>((resolve) => {
     process.on('message', (message) => {
       if (message === STOP) resolve()
-      else if (!channel.receive(message)) counters.receive(message)
+      else channel.receive(message)
     })
     process.once('disconnect', () => {
       // Without the supervisor, the worker cannot open a port.
@@ -120,7 +129,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
 }
 
 interface ServeOptions {
-  counters?: OwnCounters
+  counters?: Counters
   metrics?: Metrics | undefined
   /** Collects the metrics of all processes. */
   readMetrics?: (() => Promise<Measured>) | undefined

@@ -3,9 +3,9 @@ import { setTimeout as pause } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import type { Config } from '../../config.ts'
 import { databaseError, tlsOf } from '../../db/database.ts'
-import { createCommonCounters } from '../../http/limits/counters.ts'
+import { commonCounters } from '../../http/limits/counters.ts'
 import { createLog, standardLog } from '../../http/observability/log.ts'
-import { createChannel } from '../../telemetry/channel.ts'
+import { createChannel, type Channel } from '../../telemetry/channel.ts'
 import { createCommonMetrics } from '../../telemetry/worker-metrics.ts'
 import { createMetrics, type Metrics } from '../../telemetry/metrics.ts'
 import { measureProcess } from '../../telemetry/process.ts'
@@ -20,8 +20,8 @@ export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
 export const SHUTDOWN_TIMEOUT_MS = 9_500
 /** The IPC message that stops a worker. */
 export const STOP = 'stop'
-/** Messages of a worker outside of the `Channel`: its port, the reason of a failed start, or requests to count. */
-export type FromWorker = { listening: number } | { failed: string } | { counting: number }
+/** Messages of a worker outside of the `Channel`: its port, or the reason of a failed start. */
+export type FromWorker = { listening: number } | { failed: string }
 
 const CLI = fileURLToPath(new URL('../../cli.js', import.meta.url))
 // Workers are killed this long after `SHUTDOWN_TIMEOUT_MS`, so that a stop takes less than ten seconds after the
@@ -100,12 +100,12 @@ function createWorkers (
   { workers: size, shutdownDelay }: Config, log: ReturnType<typeof createLog>, metrics: Metrics | undefined,
   provider: KeyProvider
 ) {
-  const counters = createCommonCounters()
+  const counters = commonCounters(() => [...workers.values()].map(({ channel }) => channel))
   const measured = metrics && createCommonMetrics(metrics)
   const ends = metrics?.counter('strongroom_worker_ends_total', 'Workers that ended unexpectedly')
   /** The running workers; `requestedPort` replaces the configured port. */
   const workers = new Map<
-    Worker, { isListening: boolean, requestedPort: number | undefined, ended: Promise<unknown> }
+    Worker, { isListening: boolean, requestedPort: number | undefined, channel: Channel, ended: Promise<unknown> }
   >()
   let port: number | undefined
   let isStopping = false
@@ -175,8 +175,7 @@ function createWorkers (
     const requestedPort = others.length > 0 ? others[0]!.requestedPort : port
     const worker = cluster.fork(requestedPort === undefined ? {} : { PORT: String(requestedPort) })
     const send = (message: object) => worker.isConnected() && worker.send(message, () => {})
-    const member = counters.join(send)
-    const channel = createChannel(send, { ...keyHandlers(provider), ...measured?.handlers })
+    const channel = createChannel(send, { ...keyHandlers(provider), ...counters, ...measured?.handlers })
     const leaveMetrics = measured?.join(place, channel)
     let reason: string | undefined
     let isDisconnected = false
@@ -191,13 +190,12 @@ function createWorkers (
       })
       worker.on('error', (error) => { if (pid === undefined) reject(error) })
     }).finally(() => {
-      member.leave()
       leaveMetrics?.()
       workers.delete(worker)
     })
     handOver(worker, () =>
       [...workers].some(([other, { isListening }]) => other !== worker && isListening && other.isConnected()))
-    const state = { isListening: false, requestedPort, ended: ended.catch(() => {}) }
+    const state = { isListening: false, requestedPort, channel, ended: ended.catch(() => {}) }
     workers.set(worker, state)
     worker.on('message', (message: FromWorker) => {
       if (channel.receive(message)) return
@@ -207,7 +205,7 @@ function createWorkers (
         if (port !== undefined && message.listening !== port) worker.process.kill('SIGKILL')
         else state.isListening = true
         started(message.listening)
-      } else member.receive(message)
+      }
     })
     return ended
   }

@@ -2,7 +2,7 @@ import type { FastifyContextConfig, RouteOptions } from 'fastify'
 import type { TSchema } from '@sinclair/typebox'
 import { codeOf, ERRORS, ErrorBodies, type ErrorCode } from '../../../schemas/errors.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
-import { replacedBy } from '../limits/limits.ts'
+import { LIMITS } from '../limits/limits.ts'
 import { isReader } from '../routes/routes.ts'
 import { namesLevel } from './level-lookup.ts'
 
@@ -43,7 +43,7 @@ export function documentAccess (route: RouteOptions): void {
   if (body) codes.push('malformed_json', 'unsupported_media_type')
   // Without a body schema a body is ignored, but its size is limited.
   if (!isReader(route)) codes.push('payload_too_large')
-  const replaced = limitOfEffect && replacedBy(limitOfEffect)
+  const replaced = limitOfEffect && LIMITS[limitOfEffect].insteadOf
   const { mayNeed, lessAccess } = route.config ?? {}
   const less = lessAccess?.anyOf ?? []
   // If `access` has no scope, a request needs one of the scopes in `mayNeed`.

@@ -22,7 +22,7 @@ import { addressKey } from '../routes/addresses.ts'
 import { expectNothing, locate, prefetchLevel, namesLevel, requireInside, requireWhole } from './level-lookup.ts'
 import type { Counters } from '../limits/counters.ts'
 import { isDryRun } from '../routes/params.ts'
-import { installLimits, LIMITS, replacedBy, type Consume } from '../limits/limits.ts'
+import { installLimits, LIMITS, type Consume } from '../limits/limits.ts'
 import { readCookie } from '../pages/pages.ts'
 import { bearerIn, headerValues, missingToken, requestFormatError } from '../bodies/request-format.ts'
 import { hooksOf } from '../routes/routes.ts'
@@ -39,7 +39,7 @@ const RECHECK_AFTER_MS = 200
  * `access`. Order of the checks (S-2.4): token (401), organization visible (404), rate limit (429), status of the
  * organization (403), second factor (403), scope (403).
  */
-export async function installAccess (app: FastifyInstance, recheckAfter = RECHECK_AFTER_MS, counters?: Counters) {
+export async function installAccess (app: FastifyInstance, counters: Counters, recheckAfter = RECHECK_AFTER_MS) {
   const consume = await installLimits(app, counters)
   app.decorateRequest('principal', null)
   app.decorateRequest('user', null)
@@ -51,11 +51,11 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
   app.addHook('onRoute', (route) => {
     documentAccess(route)
     const { limit = 'api', limitOfEffect } = route.config ?? {}
-    const replaced = limitOfEffect && replacedBy(limitOfEffect)
+    const replaced = limitOfEffect && LIMITS[limitOfEffect].insteadOf
     if (replaced === undefined) return
     if (replaced !== limit) throw new Error(`${limitOfEffect} is not counted instead of ${limit}`)
     route.onSend = [...hooksOf(route.onSend), (request, _reply, payload, done) => {
-      countOnce(consume, request).then(() => done(null, payload), done)
+      countOnce(request).then(() => done(null, payload), done)
     }]
   })
 
@@ -67,11 +67,10 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     if (request.answering?.isKeyChecked === false) throw new Error('the effect is counted before its key is checked')
     // A retried transaction counts only once.
     if (request.isEffectCounted) return
-    request.isEffectCounted = true
     // The audit event identifies the action, so that the two paths of a route with `config.also` share one count.
-    const action = 'isPerAction' in LIMITS[limitOfEffect] ? `:${[audit].flat().join()}` : ''
+    const action = LIMITS[limitOfEffect].isPerAction ? `:${[audit].flat().join()}` : ''
     const key = `org:${principalOf(request).organization.id}${action}`
-    request.countedEffect = await consume(limitOfEffect, key, 0, request, reply) ?? null
+    request.isEffectCounted = await consume(limitOfEffect, key, 0, request, reply) !== undefined
   })
 
   // `guard` counts a sign-in by the device cookie if it knows the device, otherwise by address. Call this to also count
@@ -79,7 +78,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
   app.decorate('countStranger', async (request: FastifyRequest, reply: FastifyReply) => {
     const { limit } = request.routeOptions.config
     const from = addressKey(request.ip)
-    if (limit === 'sign_in' && request.limitKey !== from) await consume(limit, from, 0, request, reply)
+    if (limit === 'sign_in' && request.limit?.key !== from) await consume(limit, from, 0, request, reply)
   })
 
   const isLate = ({ validatedAt }: FastifyRequest) => performance.now() - validatedAt > recheckAfter
@@ -93,7 +92,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     const { access, limit } = request.routeOptions.config
     if (access === 'public' && limit === 'none') return done(requestFormatError(request))
     const end = beginPiece('guard')
-    guard(app, consume, request, reply).then(() => {
+    guard(app, consume, counters, request, reply).then(() => {
       end()
       if (request.principal?.type === 'api_token') recordUse(request, request.principal)
       done()
@@ -118,19 +117,21 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
  * the response is sent. Until then the request counts in both groups, so that concurrent requests cannot exceed either
  * limit.
  */
-async function countOnce (consume: Consume, request: FastifyRequest) {
-  const { counted, countedEffect } = request
-  if (countedEffect === null) return
+async function countOnce (request: FastifyRequest) {
+  const { giveBack, isEffectCounted } = request
+  if (giveBack === null || !isEffectCounted) return
   // If a response cannot be sent, Fastify runs `onSend` again for the error response.
-  request.countedEffect = null
-  if (counted !== null) await consume.giveBack(counted)
+  request.giveBack = null
+  await giveBack()
 }
 
-async function guard (app: FastifyInstance, consume: Consume, request: FastifyRequest, reply: FastifyReply) {
+async function guard (
+  app: FastifyInstance, consume: Consume, counters: Counters, request: FastifyRequest, reply: FastifyReply
+) {
   const { access, limit = 'api' } = request.routeOptions.config
   // Read the address now: after a disconnect, a socket returns the address only if it was read before.
   const from = addressKey(request.ip)
-  const lookUp = limit !== 'none' && consume.isPast(limit, from) ? lookUpInTurn(from) : undefined
+  const lookUp = limit !== 'none' && counters.pastUntil(limit, from) > 0 ? lookUpInTurn(from) : undefined
   const address = async () => {
     if (limit === 'none') return
     // A known device has its own limit. Whether the device belongs to the account is checked later (`countStranger`).
@@ -148,7 +149,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const caller = await unlessTooMany(authenticate(app, request, params.organization, lookUp, (credential) => {
     // There is no prefetch if the address or the organization of the caller has exceeded its limit.
     if (lookUp !== undefined) return
-    prefetchLevel(app, request, credential, (id) => limit === 'none' || !consume.isPast(limit, `org:${id}`))
+    prefetchLevel(app, request, credential, (id) => limit === 'none' || counters.pastUntil(limit, `org:${id}`) === 0)
   }))
   if (caller === undefined) {
     expectNothing(request)
@@ -173,7 +174,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const { organization } = principal
   if (limit !== 'none') {
     const key = `org:${organization.id}`
-    request.counted = await consume(limit, key, organization.plan.api_per_minute, request, reply) ?? null
+    request.giveBack = await consume(limit, key, organization.plan.api_per_minute, request, reply) ?? null
   }
   // No resource has a reserved word as its slug, so the response is the same as for a path without a route.
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)

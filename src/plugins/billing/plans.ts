@@ -1,6 +1,6 @@
 import { PlanList, Usage } from '../../../schemas/billing.ts'
 import { principalOf } from '../../http/routes/actor.ts'
-import { requestsOf } from '../../http/limits/limits.ts'
+import { limitOf } from '../../http/limits/limits.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { listPlans } from '../../repositories/billing/plans.ts'
 import { findUsage } from '../../repositories/billing/usage.ts'
@@ -39,7 +39,7 @@ export const plans: Domain = async (app) => {
             plan: plan.name,
             period_start,
             period_end,
-            api_calls: { used: calls, limit_per_minute: requestsOf(app.config, plan.api_per_minute) },
+            api_calls: { used: calls, limit_per_minute: limitOf(app.config, 'api', plan.api_per_minute) || null },
             projects: { used: projects, limit: plan.max_projects },
             members: { used: members, limit: plan.max_members },
             open_invitations: invitations,
