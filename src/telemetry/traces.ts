@@ -32,7 +32,6 @@ const QUEUE = { maxQueueSize: 4096, maxExportBatchSize: 512, scheduledDelayMilli
 // Timeout for the export of one batch, including retries.
 const EXPORT_TIMEOUT_MS = 3_000
 const STOP_TIMEOUT_MS = 1_000
-const MAX_CACHED_NAMES = 2_000
 
 const SPAN_NAMES = {
   guard: 'guard',
@@ -153,19 +152,11 @@ export function parseTraceparent (header: string | string[] | undefined): SpanCo
   return { traceId, spanId: spanId!, traceFlags: parseInt(flags!, 16) & 1, isRemote: true }
 }
 
-// Span names by SQL text: the service sends only a few hundred different statements.
-const names = new Map<string, string>()
-
 // The command and the first table of a statement, such as `SELECT projects`.
 function nameOfStatement (text: string): string {
-  let name = names.get(text)
-  if (name === undefined) {
-    const [, word = 'statement'] = /^\s*([a-z]+)\b/i.exec(text) ?? []
-    const [, table] = /\b(?:from|into|update|join)\s+"?([a-z][a-z_]*)"?/i.exec(text) ?? []
-    name = [word.toUpperCase(), table].filter(Boolean).join(' ')
-    if (names.size < MAX_CACHED_NAMES) names.set(text, name)
-  }
-  return name
+  const [, word = 'statement'] = /^\s*([a-z]+)\b/i.exec(text) ?? []
+  const [, table] = /\b(?:from|into|update|join)\s+"?([a-z][a-z_]*)"?/i.exec(text) ?? []
+  return [word.toUpperCase(), table].filter(Boolean).join(' ')
 }
 
 const defined = (attributes: Record<string, string | number | undefined>): Attributes =>

@@ -345,6 +345,12 @@ t.test('a wait for the database is timed by the clock that stands still during l
   t.strictSame(timerBreaches('src/vault/other.ts', 'setTimeout(() => {}, 1)'), ['src/vault/other.ts uses setTimeout'])
 })
 
+t.test('the section about caches in CONTRIBUTING names each file with an LRUCache', async (t) => {
+  const [, caches = ''] = /^## Caches\n(.*?)^## /ms.exec(readFileSync('CONTRIBUTING.md', 'utf8')) ?? []
+  const holders = files.filter(({ source }) => source.includes('new LRUCache')).map(({ path }) => path.slice('src/'.length))
+  t.strictSame(holders.filter((path) => !caches.includes(`\`${path}\``)), [])
+})
+
 t.test('no file only hands on what others export', async (t) => {
   const barrels = files.filter(({ path, source }) => {
     const { statements } = parse(path, source)

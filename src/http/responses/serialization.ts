@@ -4,7 +4,6 @@ import type { FastifySerializerCompiler } from 'fastify'
 type Serializer = ReturnType<FastifySerializerCompiler<unknown>>
 
 const compile = SerializerSelector()()
-const compiled = new Map<string, Serializer>()
 
 /** Fastify's serializer compiler, but compiles a schema on first use, which shortens the start. */
 export const serializerCompiler: FastifySerializerCompiler<unknown> = ({ schema }) => {
@@ -12,20 +11,15 @@ export const serializerCompiler: FastifySerializerCompiler<unknown> = ({ schema 
   return (answer) => (serializer ??= serializerOf(schema))(answer)
 }
 
-/** The serializer of a schema. Routes with the same schema share a serializer. */
+/** The serializer of a schema. */
 export function serializerOf (declared: unknown): Serializer {
-  const text = JSON.stringify(declared)
-  const known = compiled.get(text)
-  if (known !== undefined) return known
-  const schema = JSON.parse(text, (_, member) => {
+  const schema = JSON.parse(JSON.stringify(declared), (_, member) => {
     const words = oneOfWords(member)
     if (words === undefined) return member
     const { anyOf: _choices, ...more } = member
     return { ...more, ...words }
   })
-  const serializer = compile({ httpStatus: '', method: '', url: '', schema })
-  compiled.set(text, serializer)
-  return serializer
+  return compile({ httpStatus: '', method: '', url: '', schema })
 }
 
 /** Converts `anyOf` of string constants to `enum`, which serializes faster. Undefined for other schemas. */
