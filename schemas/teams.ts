@@ -21,10 +21,15 @@ export const TeamProjectParams = Type.Object({
   organization: OrganizationInPath, team: TeamInPath, project: ProjectInPath
 })
 
+/** What a caller sets and may change: in a new team, in a change, and in responses. */
+const settable = {
+  created: CREATE_NAMED,
+  changed: UPDATE_NAMED,
+  shown: { name: Example(Type.String(), 'Platform'), slug: Example(Slug, 'platform'), description: NullableDescription }
+}
+
 const attributes = {
-  name: Example(Type.String(), 'Platform'),
-  slug: Example(Slug, 'platform'),
-  description: NullableDescription,
+  ...settable.shown,
   member_count: Example(Type.Integer(), 0),
   project_count: Example(Type.Integer(), 0),
   created_at: Timestamp,
@@ -87,8 +92,8 @@ const WholeTeam = Resource('teams', { title: 'WholeTeam', id: ID }, {
 
 export const WholeTeamAnswer = Answer('WholeTeamAnswer', { data: WholeTeam.item, warning: InheritedWarning })
 
-export const CreateTeamBody = Body(CREATE_NAMED, { title: 'CreateTeamBody', examples: [{ name: 'Platform' }] })
-export const UpdateTeamBody = Body(UPDATE_NAMED, {
+export const CreateTeamBody = Body(settable.created, { title: 'CreateTeamBody', examples: [{ name: 'Platform' }] })
+export const UpdateTeamBody = Body(settable.changed, {
   title: 'UpdateTeamBody', examples: [{ name: 'Platform and tools' }]
 })
 

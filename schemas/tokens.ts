@@ -48,9 +48,16 @@ const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name:
     'the creator, or the user who rotated it last. A token created by a user, or by a token of that user, ends with the account, the membership and the grant that it was created with'
 })
 
+/** What a caller sets and may change: in a new token, in a change, and in responses. */
+const settable = {
+  created: { name: NewName },
+  changed: { name: Type.Optional(Name) },
+  shown: { name: Example(Type.String(), 'CI') }
+}
+
 const fields = {
   id: Example(Type.String(), '7'),
-  name: Example(Type.String(), 'CI'),
+  ...settable.shown,
   token_prefix: Example(Type.String(), 'dotenv_01JQZ'),
   token_suffix: Example(Type.String({ description: 'the last four characters of the latest value' }), '0000'),
   abilities: Example(Type.Array(AbilityName), ['secret:read', 'secret:decrypt']),
@@ -82,7 +89,7 @@ const FIXED = 'cannot be changed; if sent, it must equal the current value'
 const FIXED_RESTRICTIONS = `${FIXED}; but \`inherited: false\` removes it, and a restriction without it keeps it`
 
 export const CreateTokenBody = Body({
-  name: NewName,
+  ...settable.created,
   abilities: Abilities,
   expires_at: expiry('the latest time that the caller may set'),
   restrictions: Type.Optional(Restrictions)
@@ -94,7 +101,7 @@ export type CreateTokenBody = Static<typeof CreateTokenBody>
  * restriction can be removed, with false.
  */
 export const UpdateTokenBody = Body({
-  name: Type.Optional(Name),
+  ...settable.changed,
   expires_at: expiry('unchanged', '; at most the expiry of the grant that the token was created with'),
   abilities: Type.Optional(PublishedAs(Abilities, Type.Array(AbilityName, { ...someAbilities, description: FIXED }))),
   restrictions: Type.Optional(Type.Array(Restriction, { maxItems: 100, description: FIXED_RESTRICTIONS }))

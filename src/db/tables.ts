@@ -15,7 +15,7 @@ import { ORGANIZATION_STATUSES } from '../../schemas/organizations.ts'
 import type { ExceptStatus } from '../../schemas/teams.ts'
 import { MEMBER_STATUSES, ROLES } from '../../schemas/users.ts'
 import { VERSION_ACTIONS } from '../../schemas/versions.ts'
-import { bytea, moment } from './columns.ts'
+import { authenticated, bytea, exempt, hidden, moment, presence } from './columns.ts'
 import type { EventRow } from './events.ts'
 
 // Column keys are snake_case, so rows need no mapping. Lengths and enums come from schemas/. Foreign keys between
@@ -30,8 +30,18 @@ const count = () => bigint({ mode: 'number' })
 const currency = () => char({ length: CURRENCY_LENGTH }).notNull()
 const created = { created_at: moment().notNull().default(sql`now()`) }
 const timestamps = { ...created, updated_at: moment().notNull().default(sql`now()`) }
-/** MAC over the columns listed in authenticated.ts. Null in a revoked, used or closed row, so that it stays invalid. */
-const authenticated = { mac: bytea() }
+
+// What an attacker with write access to the database gains by changing a column that the MAC does not cover.
+const SHOWN = 'Only shown'
+// A list can be sorted by these columns, and filtered by names.
+const LISTED = 'Shown; changes the order and the filtered rows of a list'
+const BEGAN = 'Whether the level exists at a moment that is read or restored (`at`)'
+const PAST = 'Which version a read or restore of a moment uses; each version is sealed for its level'
+const lengthOf = (list: string) => `Shown; set lower, the list of ${list} ends earlier`
+
+const exemptCreated = (effect = SHOWN) => ({ created_at: exempt(effect, created.created_at) })
+const exemptTimestamps = (effect: string, updated = SHOWN) =>
+  ({ ...exemptCreated(effect), updated_at: exempt(updated, timestamps.updated_at) })
 
 /** The tables without a MAC, with what an attacker with write access to the database gains by changing their rows. */
 export const UNAUTHENTICATED: Record<string, string> = {}
@@ -53,7 +63,7 @@ export function columnsOf<T extends PgTable, C extends keyof T['_']['columns'] &
 const ofOrganization = { organization_id: ulid().notNull(), id: ulid().notNull() }
 const organizationId = () => ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' })
 const userId = () => count().notNull().references(() => users.id, { onDelete: 'cascade' })
-const described = { name: name(), slug: slug(), description: text() }
+const described = { name: exempt(LISTED, name()), slug: slug(), description: exempt(SHOWN, text()) }
 
 /** A foreign key to a row of the same organization. */
 const within = <C extends string>(
@@ -196,27 +206,21 @@ export const former_slugs = unauthenticated(
   index('former_slugs_by_owner').on(table.owner_id).where(sql`owner_id IS NOT NULL`)
 ])
 
-export const users = pgTable('users', {
+export const users = authenticated('users', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   email: varchar({ length: 320 }).notNull(),
   /** `canonicalEmail` of `email`, for sign-in. */
-  email_normalized: varchar({ length: 320 }).notNull().unique(),
+  email_normalized: hidden(varchar({ length: 320 }).notNull().unique()),
   name: name(),
   /** Argon2id as a PHC string; null until the user sets the first password through a one-time link. */
-  password_hash: text(),
+  password_hash: hidden(text()),
   is_verified: boolean().notNull().default(false),
   /** If set, the account is closed, and its sessions and tokens are invalid. */
   disabled_at: moment(),
   /** Id in `second_factors`. Stored here, so that deleting that row does not switch the second factor off. */
   second_factor_id: count(),
-  ...timestamps,
-  ...authenticated
+  ...exemptTimestamps(SHOWN)
 })
-
-/** Columns of `users` to select, without the password hash. */
-export const userColumns = columnsOf(
-  users, 'id', 'email', 'name', 'is_verified', 'disabled_at', 'second_factor_id', 'created_at', 'updated_at'
-)
 
 /** Failed sign-ins of a device, an account in a network, an account, or a session; also for unknown accounts. */
 export const sign_in_failures = unauthenticated(
@@ -243,31 +247,29 @@ export const sign_in_devices = unauthenticated(
   [uniqueIndex().on(table.user_id, table.token_hash), index().on(table.token_hash), index().on(table.expires_at)])
 
 /** One-time links for setting a password. */
-export const password_links = pgTable('password_links', {
+export const password_links = authenticated('password_links', {
   token_hash: bytea().primaryKey(),
   user_id: userId(),
   expires_at: moment().notNull(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 }, (table) => [index().on(table.user_id), index().on(table.expires_at)])
 
 /**
  * Mailed links for resetting a forgotten password. An address without an account gets a row, too, so that the same
  * statements run for every address.
  */
-export const password_resets = pgTable('password_resets', {
+export const password_resets = authenticated('password_resets', {
   /** Keyed hash of the address (`lookupHash`), so that an address has only its newest link. */
   address_hash: bytea().primaryKey(),
   /** Keyed hash of the secret in the link. */
   token_hash: bytea().notNull().unique(),
   /** 0 if the address has no open account: the link then has no effect. No foreign key, because no account has id 0. */
   user_id: count().notNull(),
-  expires_at: moment().notNull(),
-  ...authenticated
+  expires_at: moment().notNull()
 }, (table) => [index().on(table.user_id), index().on(table.expires_at)])
 
 /** Sessions of browsers. Sessions and bearer tokens are not interchangeable. */
-export const sessions = pgTable('sessions', {
+export const sessions = authenticated('sessions', {
   token_hash: bytea().primaryKey(),
   user_id: userId(),
   /** The client at sign-in, for the account page: names from `describeUserAgent`, and the truncated address. */
@@ -276,56 +278,57 @@ export const sessions = pgTable('sessions', {
   network: varchar({ length: 64 }),
   seen_at: moment().notNull().default(sql`now()`),
   expires_at: moment().notNull(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 }, (table) => [index().on(table.user_id), index().on(table.seen_at), index().on(table.expires_at)])
 
 /** TOTP second factors. A factor takes effect when `users.second_factor_id` is its id. */
-export const second_factors = pgTable('second_factors', {
+export const second_factors = authenticated('second_factors', {
   user_id: count().primaryKey().references(() => users.id, { onDelete: 'cascade' }),
   /** A new id for each setup. */
   id: count().notNull(),
   /** Wrapped by a master key. The encryption context contains the user and this id. */
-  secret: bytea().notNull(),
+  secret: exempt(
+    'Wrapped by the master key for this account and second factor: another value does not open',
+    bytea().notNull()
+  ),
   /** The time step of the newest accepted code. Codes of this step and of earlier steps are rejected. */
   last_step: count(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 })
 
 /** One-time codes that replace a lost second factor. A used code is deleted. */
-export const recovery_codes = pgTable('recovery_codes', {
+export const recovery_codes = authenticated('recovery_codes', {
   user_id: userId(),
   code_hash: bytea().notNull(),
   factor_id: count().notNull(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 }, (table) => [primaryKey({ columns: [table.user_id, table.code_hash] })])
 
 /** Sign-ins with a correct password that still need the second factor. They are not sessions and give no access. */
-export const sign_in_steps = pgTable('sign_in_steps', {
+export const sign_in_steps = authenticated('sign_in_steps', {
   token_hash: bytea().primaryKey(),
   user_id: userId(),
-  wrong_codes: integer().notNull().default(0),
+  wrong_codes: exempt(
+    'Set back, an attacker with the password may try more codes in one sign-in; codes also count by account',
+    integer().notNull().default(0)
+  ),
   expires_at: moment().notNull(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 }, (table) => [index().on(table.user_id), index().on(table.expires_at)])
 
 /** OAuth clients. All are public clients: they have no secret. */
-export const oauth_clients = pgTable('oauth_clients', {
+export const oauth_clients = authenticated('oauth_clients', {
   id: varchar({ length: 64 }).primaryKey(),
   name: name(),
   /** Must match exactly, except for the port of a loopback address. A leading `/` means a page of this service. */
   redirect_uris: text().array().notNull(),
   is_first_party: boolean().notNull().default(false),
   disabled_at: moment(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 })
 
 /** Authorization requests that wait for the user's decision, bound to the session that displayed the consent page. */
-export const oauth_requests = pgTable('oauth_requests', {
+export const oauth_requests = authenticated('oauth_requests', {
   id_hash: bytea().primaryKey(),
   session_hash: bytea().notNull().references(() => sessions.token_hash, { onDelete: 'cascade' }),
   client_id: varchar({ length: 64 }).notNull().references(() => oauth_clients.id, { onDelete: 'cascade' }),
@@ -333,39 +336,39 @@ export const oauth_requests = pgTable('oauth_requests', {
   state: text(),
   code_challenge: varchar({ length: 43 }).notNull(),
   scopes: text().array().notNull(),
-  expires_at: moment().notNull(),
-  ...authenticated
+  expires_at: moment().notNull()
 }, (table) => [index().on(table.session_hash), index().on(table.client_id), index().on(table.expires_at)])
 
 /** A user's grant to a client. Its codes and tokens are valid only as long as the grant. */
-export const oauth_grants = pgTable('oauth_grants', {
+export const oauth_grants = authenticated('oauth_grants', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   user_id: userId(),
   client_id: varchar({ length: 64 }).notNull().references(() => oauth_clients.id, { onDelete: 'cascade' }),
   scopes: text().array().notNull(),
   expires_at: moment().notNull(),
   revoked_at: moment(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 }, (table) =>
   [index().on(table.user_id), index().on(table.client_id), index().on(table.expires_at), index().on(table.revoked_at)])
 
 /** A code can be redeemed once. Its row stays until the code expires, so that reuse is detected. */
-export const oauth_codes = pgTable('oauth_codes', {
+export const oauth_codes = authenticated('oauth_codes', {
   code_hash: bytea().primaryKey(),
   grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   redirect_uri: text().notNull(),
   code_challenge: varchar({ length: 43 }),
   /** Scopes of the token: a subset of the grant's scopes. Null: all of them. */
   scopes: text().array(),
-  wrong_verifiers: integer().notNull().default(0),
+  wrong_verifiers: exempt(
+    'Set back, an attacker with the code may guess more often at the 256 random bits of its verifier',
+    integer().notNull().default(0)
+  ),
   used_at: moment(),
-  expires_at: moment().notNull(),
-  ...authenticated
+  expires_at: moment().notNull()
 }, (table) => [index().on(table.grant_id), index().on(table.expires_at)])
 
 /** Pairs of an access and a refresh token, which end together. The row of a used token stays, to detect its reuse. */
-export const oauth_tokens = pgTable('oauth_tokens', {
+export const oauth_tokens = authenticated('oauth_tokens', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   access_hash: bytea().notNull().unique(),
@@ -375,12 +378,11 @@ export const oauth_tokens = pgTable('oauth_tokens', {
   access_expires_at: moment().notNull(),
   refresh_expires_at: moment().notNull(),
   used_at: moment(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 }, (table) => [index().on(table.grant_id)])
 
 /** Security events for the user. They contain IP address and browser, which organizations must not see. */
-export const personal_events = pgTable('personal_events', {
+export const personal_events = authenticated('personal_events', {
   id: count().primaryKey(),
   user_id: userId(),
   occurred_at: moment().notNull(),
@@ -388,18 +390,17 @@ export const personal_events = pgTable('personal_events', {
   actor_type: varchar({ length: 16, enum: ['user', 'operator'] }).notNull(),
   ip: varchar({ length: 64 }),
   user_agent: varchar({ length: 256 }),
-  details: jsonb().$type<Record<string, string | number | boolean | null>>(),
-  ...authenticated
+  details: jsonb().$type<Record<string, string | number | boolean | null>>()
 }, (table) => [index().on(table.user_id, table.occurred_at, table.id), index().on(table.occurred_at)])
 
 /** Open invitations. A row does not reveal whether the e-mail address has an account. */
-export const invitations = pgTable('invitations', {
+export const invitations = authenticated('invitations', {
   organization_id: organizationId(),
   id: ulid().notNull(),
   /** The address as the inviter typed it. */
   email: varchar({ length: 320 }).notNull(),
   /** `canonicalEmail` of `email`. */
-  email_normalized: varchar({ length: 320 }).notNull(),
+  email_normalized: hidden(varchar({ length: 320 }).notNull()),
   role: varchar({ length: 32, enum: ROLES }).notNull(),
   /** Null: the operator. */
   invited_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
@@ -408,8 +409,7 @@ export const invitations = pgTable('invitations', {
   /** SHA-256 of the secret in the last mailed link; null: no mail was sent. */
   token_hash: bytea(),
   expires_at: moment().notNull(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   uniqueIndex('invitations_one_of_address').on(table.organization_id, table.email_normalized),
@@ -426,19 +426,18 @@ export const invitation_mails = unauthenticated(
   sent_at: moment().notNull().default(sql`now()`)
 }, (table) => [primaryKey({ columns: [table.organization_id, table.email_normalized] }), index().on(table.sent_at)])
 
-export const members = pgTable('members', {
+export const members = authenticated('members', {
   organization_id: organizationId(),
   user_id: userId(),
   role: varchar({ length: 32, enum: ROLES }).notNull(),
   status: varchar({ length: 16, enum: MEMBER_STATUSES }).notNull().default('active'),
-  joined_at: moment().notNull().default(sql`now()`),
-  ...authenticated
+  joined_at: exempt(LISTED, moment().notNull().default(sql`now()`))
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 
 /** No foreign key to the organization: after its deletion, a job deletes the tokens (`organization_removals`). */
-export const api_tokens = pgTable('api_tokens', {
+export const api_tokens = authenticated('api_tokens', {
   id: count().notNull().generatedAlwaysAsIdentity(),
-  organization_id: ulid().notNull(),
+  organization_id: hidden(ulid().notNull()),
   name: name(),
   /** SHA-256 of the token. The token itself is not stored. */
   token_hash: bytea().notNull(),
@@ -448,16 +447,15 @@ export const api_tokens = pgTable('api_tokens', {
   /** The levels to which the token is restricted. Ids, because slugs can change. Null: the whole organization. */
   slices: jsonb().$type<Omit<StoredSlice, 'except_status'>[]>(),
   expires_at: moment(),
-  last_used_at: moment(),
+  last_used_at: exempt(SHOWN, moment()),
   /** The creator, with the name at that time; null: an operator. */
   created_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
   created_by_id: count(),
   created_by_name: varchar({ length: NAME_LENGTH }),
   /** The person and the grant behind the token, even if another token created it. If either ends, the token ends. */
-  user_id: count().references(() => users.id, { onDelete: 'cascade' }),
-  grant_id: count().references(() => oauth_grants.id, { onDelete: 'cascade' }),
-  ...timestamps,
-  ...authenticated
+  user_id: hidden(count().references(() => users.id, { onDelete: 'cascade' })),
+  grant_id: hidden(count().references(() => oauth_grants.id, { onDelete: 'cascade' })),
+  ...exemptTimestamps(LISTED)
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }), unique().on(table.organization_id, table.token_hash),
   index('api_tokens_by_id').on(table.id), index().on(table.user_id), index().on(table.grant_id),
@@ -465,12 +463,11 @@ export const api_tokens = pgTable('api_tokens', {
 ])
 
 /** The previous value of a rotated token, valid for the overlap period. */
-export const former_token_hashes = pgTable('former_token_hashes', {
+export const former_token_hashes = authenticated('former_token_hashes', {
   organization_id: ulid().notNull(),
   token_id: count().notNull(),
   token_hash: bytea().notNull(),
-  expires_at: moment().notNull(),
-  ...authenticated
+  expires_at: moment().notNull()
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.token_id] }),
   unique().on(table.organization_id, table.token_hash),
@@ -493,16 +490,16 @@ export const token_removals = unauthenticated(
 }, (table) => [primaryKey({ columns: [table.organization_id, table.ended, table.ended_id] })])
 
 /** No foreign key to the organization, because the organization is deleted first (`organization_removals`). */
-export const projects = pgTable('projects', {
-  ...ofOrganization,
+export const projects = authenticated('projects', {
+  id: ulid().notNull(),
+  organization_id: ulid().notNull(),
   ...described,
   secret_format: varchar({ length: 8, enum: SECRET_FORMATS }).notNull(),
   encryption_type: varchar({ length: 8, enum: MANAGED }).notNull(),
   history_policy: varchar({ length: 16, enum: HISTORY_POLICIES }).notNull(),
   /** The version of the active key, which encrypts every current document of the project. */
-  key_version: integer().notNull(),
-  ...timestamps,
-  ...authenticated
+  key_version: hidden(integer().notNull()),
+  ...exemptTimestamps(BEGAN)
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   uniqueIndex('projects_slug_taken').on(table.organization_id, table.slug)
@@ -527,24 +524,22 @@ export const project_counts = unauthenticated(
 }, (table) => [primaryKey({ columns: [table.organization_id, table.project_id] }), inProject('project_counts', table)])
 
 /** Groups of members with roles in projects. */
-export const teams = pgTable('teams', {
+export const teams = authenticated('teams', {
   id: ulid().notNull(),
-  organization_id: organizationId(),
+  organization_id: hidden(organizationId()),
   ...described,
-  ...timestamps,
-  ...authenticated
+  ...exemptTimestamps(LISTED)
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   uniqueIndex('teams_slug_taken').on(table.organization_id, table.slug)
 ])
 
 /** The members of a team. A row is deleted with the membership in the organization. */
-export const team_members = pgTable('team_members', {
+export const team_members = authenticated('team_members', {
   organization_id: ulid().notNull(),
   team_id: ulid().notNull(),
   user_id: count().notNull(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.team_id, table.user_id] }),
   within('team_members_in_team', table, 'team_id', teams).onDelete('cascade'),
@@ -564,15 +559,14 @@ export interface StoredSlice {
 }
 
 /** The projects of a team, and the role of its members in each project. */
-export const team_projects = pgTable('team_projects', {
+export const team_projects = authenticated('team_projects', {
   organization_id: ulid().notNull(),
   team_id: ulid().notNull(),
   project_id: ulid().notNull(),
   role: varchar({ length: 32, enum: ROLES }).notNull(),
   /** The parts of the project to which the role is restricted; null for the whole project. */
   slices: jsonb().$type<StoredSlice[]>(),
-  ...created,
-  ...authenticated
+  ...exemptCreated()
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.team_id, table.project_id] }),
   within('team_projects_in_team', table, 'team_id', teams).onDelete('cascade'),
@@ -647,30 +641,30 @@ export const keyColumns = columnsOf(
   'salt', 'iterations', 'is_active', 'created_at', 'rotated_at'
 )
 
-export const targets = pgTable('targets', {
-  ...ofOrganization,
+export const targets = authenticated('targets', {
+  id: ulid().notNull(),
+  organization_id: hidden(ulid().notNull()),
   project_id: ulid().notNull(),
   ...described,
   /** As in `project_counts`. */
-  environment_count: integer().notNull().default(0),
-  secret_count: integer().notNull().default(0),
-  ...timestamps,
-  ...authenticated
+  environment_count: exempt(lengthOf('environments'), integer().notNull().default(0)),
+  secret_count: exempt(SHOWN, integer().notNull().default(0)),
+  ...exemptTimestamps(BEGAN)
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   inProject('targets', table),
   uniqueIndex('targets_slug_taken').on(table.organization_id, table.project_id, table.slug)
 ])
 
-export const environments = pgTable('environments', {
-  ...ofOrganization,
+export const environments = authenticated('environments', {
+  id: ulid().notNull(),
+  organization_id: hidden(ulid().notNull()),
   project_id: ulid().notNull(),
   target_id: ulid().notNull(),
   ...described,
   status: varchar({ length: SLUG_LENGTH }).notNull(),
   is_production: boolean().notNull(),
-  ...timestamps,
-  ...authenticated
+  ...exemptTimestamps(BEGAN)
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   inProject('environments', table),
@@ -695,8 +689,9 @@ export const histories = unauthenticated(
 ])
 
 /** The encrypted document of a level. A delete clears the content; the row is deleted with the level (0045). */
-export const secrets = pgTable('secrets', {
-  ...ofOrganization,
+export const secrets = authenticated('secrets', {
+  id: ulid().notNull(),
+  organization_id: ulid().notNull(),
   project_id: ulid().notNull(),
   target_id: ulid(),
   environment_id: ulid(),
@@ -707,16 +702,21 @@ export const secrets = pgTable('secrets', {
   revision: count().notNull(),
   key_version: integer().notNull(),
   /** The encrypted document, sealed with the organization's storage key; null after a delete. */
-  sealed: bytea(),
+  sealed: presence(bytea()),
   size_bytes: integer().notNull(),
   /** The version that the last write created; null if the write had `no_backup` or the version was deleted. */
-  version: count(),
-  history_id: ulid().notNull(),
+  version: exempt(SHOWN, count()),
+  history_id: exempt(
+    'Which versions the document has: another history hides them, or shows purged ones that are not deleted yet; no version opens at another level',
+    ulid().notNull()
+  ),
   /** The number of versions in the history, and the sum of their `size_bytes`. */
-  version_count: integer().notNull().default(0),
-  version_bytes: count().notNull().default(0),
-  ...timestamps,
-  ...authenticated
+  version_count: exempt(lengthOf('versions'), integer().notNull().default(0)),
+  version_bytes: exempt(
+    'The bytes that a purge or delete subtracts: set lower, the plan is full sooner; set higher, later',
+    count().notNull().default(0)
+  ),
+  ...exemptTimestamps(PAST, PAST)
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   inProject('secrets', table),
@@ -798,12 +798,11 @@ export const audit_events = unauthenticated(
  * Events of users that are not in the organization's audit chain yet, because its row in `organization_counters` was
  * locked or its chain key was missing. No foreign key, so that an insert does not wait for changes of the organization.
  */
-export const late_events = pgTable('late_events', {
+export const late_events = authenticated('late_events', {
   organization_id: ulid().notNull(),
   id: count().notNull().generatedAlwaysAsIdentity(),
   occurred_at: moment().notNull().default(sql`now()`),
-  event: jsonb().$type<EventRow>().notNull(),
-  ...authenticated
+  event: jsonb().$type<EventRow>().notNull()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.id] })])
 
 /**

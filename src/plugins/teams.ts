@@ -86,7 +86,7 @@ export const teams: Domain = async (app) => {
         },
         decide: (slug) => ({
           async write (db) {
-            await createTeam(db, { id, organization_id, name: body.name, slug, description: body.description ?? null })
+            await createTeam(db, { ...body, id, organization_id, slug })
             return foundTeam(db, organization_id, id)
           },
           events: [teamEvent('team.create', id, { slug })],
@@ -119,8 +119,7 @@ export const teams: Domain = async (app) => {
         },
         decide: ({ id, organization_id }) => ({
           async write (db) {
-            const { name, slug, description } = body
-            await updateTeam(db, organization_id, id, { name, slug, description })
+            await updateTeam(db, organization_id, id, body)
             return foundTeam(db, organization_id, id)
           },
           events: [teamEvent('team.update', id, { members: Object.keys(body).join(' ') })],

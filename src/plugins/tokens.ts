@@ -88,15 +88,15 @@ export const tokens: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const principal = principalOf(request)
-      const { name, restrictions = [] } = request.body
-      const abilities = abilitiesOf(request.body.abilities)
+      const { restrictions = [], ...sent } = request.body
+      const abilities = abilitiesOf(sent.abilities)
       const token = mintApiToken(principal.organization.id)
       const { body } = await change(app.db, actorOf(request), {
         async load (db) {
           // The default is the latest expiry that the caller may set.
-          const expires_at = request.body.expires_at === undefined
+          const expires_at = sent.expires_at === undefined
             ? principal.expires_at
-            : await parseExpiry(db, request.body.expires_at)
+            : await parseExpiry(db, sent.expires_at)
           const { slices, warning } = await slicesOf(db, principal, restrictions)
           refuseEscalation(principal, { abilities, slices, expires_at }, 'api-token:create')
           await requireQuota(db, principal.organization.id, principal.person?.user_id ?? null)
@@ -104,8 +104,8 @@ export const tokens: Domain = async (app) => {
         },
         decide: ({ expires_at, slices, warning }) => ({
           write: async (db) => createToken(db, {
+            ...sent,
             organization_id: principal.organization.id,
-            name,
             ...storedToken(token),
             abilities,
             slices,
@@ -146,7 +146,7 @@ export const tokens: Domain = async (app) => {
     },
     schema: {
       operationId: 'updateApiToken',
-      summary: 'Change the name or the expiry of an API token; omitted fields stay unchanged',
+      summary: 'Change an API token; omitted fields stay unchanged',
       description: 'Scopes and restrictions are fixed: create another token instead. Only `inherited: false` in a restriction is a change.',
       params: TokenParams,
       body: UpdateTokenBody,
@@ -156,12 +156,13 @@ export const tokens: Domain = async (app) => {
       const principal = principalOf(request)
       const { organization } = principal
       const { body } = request
+      const { abilities: _, restrictions, ...sent } = body
       const id = idOf(request)
       const changed = await change(app.db, actorOf(request), {
         async load (db) {
           const { token, latest } = await lockForChange(db, request, id)
           refuseFixed(token, body)
-          const slices = await newSlices(db, token, body.restrictions)
+          const slices = await newSlices(db, token, restrictions)
           const expires_at = await newExpiry(db, token, body.expires_at)
           // A leaked token must not extend itself.
           if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
@@ -178,7 +179,7 @@ export const tokens: Domain = async (app) => {
         },
         decide: ({ expires_at, slices, isInherited }) => ({
           write: async (db) =>
-            await updateToken(db, organization.id, id, { name: body.name, expires_at, slices }) ?? fail('not_found'),
+            await updateToken(db, organization.id, id, { ...sent, expires_at, slices }) ?? fail('not_found'),
           events: () =>
             [eventOf('api-token.update', id, { members: Object.keys(body).join(' '), ...restrictionsIn(slices) })],
           answer: (data) => ({ body: { data, ...(isInherited && { warning: STILL_INHERITED }) } })

@@ -1,4 +1,5 @@
 import { canonicalAbilities, SCOPE_NAMES, type Ability } from '../../../schemas/scopes.ts'
+import type { ApiToken } from '../../../schemas/tokens.ts'
 import { mintApiToken, storedToken } from '../../crypto/bearer.ts'
 import { change } from '../../changes/change.ts'
 import type { Database, Db } from '../../db/database.ts'
@@ -97,7 +98,7 @@ async function * describeTokens ({ db }: Database): AsyncGenerator<string> {
 
 /** An API token as one line: id, organization, prefix and suffix, name, abilities, creation, last use, expiry. */
 export function lineOfToken (
-  slug: string, token: Omit<OwnToken, 'id' | 'organization'> & { id: string | number }
+  slug: string, token: Pick<OwnToken, Exclude<keyof OwnToken & keyof ApiToken, 'id'>> & { id: string | number }
 ): string {
   const days = [token.created_at, token.last_used_at, token.expires_at].map((moment) =>
     moment?.toISOString().slice(0, 10) ?? 'never')

@@ -1,6 +1,8 @@
 import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
-import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable } from './authenticated.ts'
+import {
+  AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable, type RowChanges
+} from './authenticated.ts'
 import { CLOCK, type EventChain } from '../events.ts'
 import { andRowsAlone, hasOrganization } from '../postgres/engine.ts'
 import type { Db } from '../postgres/handle.ts'
@@ -118,13 +120,11 @@ export async function readClock (db: Db): Promise<void> {
 const ATTEMPTS = 3
 
 /**
- * Changes one authenticated row, and `more` columns that are not authenticated. Only a verified row gets a new MAC.
- * Returns undefined if the row does not exist, does not verify, or was changed concurrently in each attempt.
+ * Changes one authenticated row. Only a verified row gets a new MAC. Returns undefined if the row does not exist, does
+ * not verify, or was changed concurrently in each attempt.
  */
 export async function updateAuthentic<N extends AuthenticatedTable> (
-  db: Db, name: N, where: SQL | undefined,
-  changes: Partial<AuthenticatedRow<N>> | ((now: Date) => Partial<AuthenticatedRow<N>>),
-  more: Record<string, unknown> = {}
+  db: Db, name: N, where: SQL | undefined, changes: RowChanges<N> | ((now: Date) => RowChanges<N>)
 ): Promise<AuthenticatedRow<N> | undefined> {
   const table = AUTHENTICATED[name].table as unknown as PgTable & Record<string, PgColumn>
   const columns = authenticatedColumns(name) as unknown as Record<string, PgColumn>
@@ -136,7 +136,7 @@ export async function updateAuthentic<N extends AuthenticatedTable> (
     const set = Object.fromEntries(Object.entries(wanted).filter(([, value]) => value !== undefined))
     const next = { ...row, ...set } as Authenticated<N>
     const key = AUTHENTICATED[name].key.map((column) => eq(table[column]!, (row as Record<string, unknown>)[column]))
-    const done = await db.update(table).set({ ...set, ...more, mac: macOf(db, name, next) } as never)
+    const done = await db.update(table).set({ ...set, mac: macOf(db, name, next) } as never)
       .where(and(...key, eq(table.mac!, row.mac))).returning({ mac: table.mac! })
     if (done.length === 1) return next
   }

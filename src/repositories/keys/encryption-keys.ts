@@ -52,7 +52,7 @@ async function updateProject (
   db: Db, { organization_id, id }: KeyState, changes: Partial<Pick<KeyState, 'key_version' | 'encryption_type'>>
 ): Promise<void> {
   const its = matching(projects, { organization_id, id })
-  await updateAuthentic(db, 'projects', its, changes, { updated_at: sql`now()` }) ?? tampered()
+  await updateAuthentic(db, 'projects', its, { ...changes, updated_at: sql`now()` }) ?? tampered()
 }
 
 /** Changes who manages the active key of a locked project. The key itself stays the same. */

@@ -1,13 +1,14 @@
 import { sql, type SQL } from 'drizzle-orm'
-import type { Managed } from '../../../schemas/projects.ts'
 import { MATRIX_LIMITS } from '../../../schemas/matrix.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
 import { lookUp, preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { joined } from '../../db/rows/joined.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { andOwn, findByOrganization, groups, type OfOrganization } from '../../db/postgres/engine.ts'
 import { numberOf } from '../../db/rows/query.ts'
 import { isInsideSlices } from '../../db/rows/slices.ts'
-import { encryption_keys, environments, projects, secrets, targets } from '../../db/tables.ts'
+import { columnsOf, encryption_keys, environments, keyColumns, projects, secrets, targets } from '../../db/tables.ts'
 import { slicesIn, type Place, type Slice } from '../../rules/slices.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
@@ -54,25 +55,23 @@ const FLAGS = {
   storable: { documents: true, content: false, key: true }
 }
 
-/** A statement returns a row for each document, or one row if there is none. The ids of missing rows are null. */
-type Row = Pick<Authenticated<'projects'>,
-  'organization_id' | 'secret_format' | 'encryption_type' | 'history_policy' | 'key_version'> &
-  Pick<KeyRow, 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> &
-  Pick<SecretRow, 'level' | 'level_id' | 'is_stored' | 'sealed' | 'size_bytes' | 'history_id' | 'version_count'> &
-  Record<'key_id' | 'target_id' | 'environment_id' | 'secret_id', string | null> &
-  Record<'project_mac' | 'target_mac' | 'environment_mac' | 'secret_mac', Buffer | null> &
-  Record<'project_id' | 'project_slug' | 'target_project' | 'target_slug' | 'environment_project' |
-    'environment_target' | 'environment_slug' | 'environment_status' | 'secret_project', string> &
-  Record<'secret_target' | 'secret_environment', string | null> &
-  Record<'key_created_at' | 'revision', string> & Record<'version' | 'recorded_revision', string | null> & {
-    query_index: number
-    /** Only for writes: false if a long operation has locked the project. */
-    is_free?: boolean
-    key_is_newest: boolean
-    key_managed: Managed
-    is_production: boolean
-    secret_key_version: number
-  }
+/** A statement returns a row for each document, or one row if there is none. */
+interface Row extends Readonly<Record<string, unknown>> {
+  query_index: number
+  /** Only for writes: false if a long operation has locked the project. */
+  is_free?: boolean
+  key_is_newest: boolean
+  is_stored: boolean
+  recorded_revision: string | null
+}
+
+const PROJECT = joined('p', authenticatedColumns('projects'))
+const TARGET = joined('g', authenticatedColumns('targets'))
+const ENVIRONMENT = joined('e', authenticatedColumns('environments'))
+const KEY = joined('k', keyColumns, { when: sql`queries.key` })
+const SECRET = joined('s', {
+  ...authenticatedColumns('secrets'), ...columnsOf(secrets, 'version', 'history_id', 'version_count')
+}, { instead: { sealed: sql`CASE WHEN queries.content THEN s.sealed END` } })
 
 const FLAG_COLUMNS = sql`documents boolean, content boolean, key boolean`
 
@@ -87,40 +86,22 @@ const FREE = {
 const NO_LOCK = { column: sql``, join: sql`` }
 
 // The look-ups of the statements below, each with the columns that these statements use.
-const projectBy = (key: SQL) => lookUp('p', projects, key,
-  sql`id, organization_id, slug, secret_format, encryption_type, history_policy, key_version, mac`)
-const targetBy = (key: SQL) => lookUp('g', targets, key, sql`id, project_id, slug, mac`)
-const environmentBy = (key: SQL) => lookUp('e', environments, key,
-  sql`id, project_id, target_id, slug, status, is_production, mac`)
-const keyBy = (key: SQL) => lookUp('k', encryption_keys, key,
-  sql`id, version, key_string, data_key, key_check, salt, managed, iterations, created_at`)
-const secretBy = (alias: string, key: SQL) => lookUp(alias, secrets, key,
-  sql`id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed,
-    size_bytes, mac, version, history_id, version_count`)
+const projectBy = (key: SQL) => lookUp('p', projects, key, PROJECT.names)
+const targetBy = (key: SQL) => lookUp('g', targets, key, TARGET.names)
+const environmentBy = (key: SQL) => lookUp('e', environments, key, ENVIRONMENT.names)
+const keyBy = (key: SQL) => lookUp('k', encryption_keys, key, KEY.names)
+const secretBy = (alias: string, key: SQL) => lookUp(alias, secrets, key, SECRET.names)
 
 // Builds a statement that loads levels. A query without the flag `documents` reads no document row. Every query joins
 // the active key, because `toState` verifies that the active key is the newest.
 const levels = (
   name: string, place: SQL, documents: SQL, lock = NO_LOCK
 ) => preparedSql<Row, OfOrganization & { queries: string }>(name, ($) => sql`
-  SELECT queries.query_index, ${lock.column} p.organization_id,
-    p.id AS project_id, p.slug AS project_slug, p.secret_format, p.encryption_type, p.history_policy, p.key_version,
-    p.mac AS project_mac,
+  SELECT queries.query_index, ${lock.column} ${PROJECT.selected},
     k.version = p.key_version AND NOT EXISTS (
       SELECT FROM encryption_keys newer WHERE newer.organization_id = p.organization_id AND newer.project_id = p.id
         AND newer.version > p.key_version${andOwn(sql`newer.organization_id`)}) AS key_is_newest,
-    CASE WHEN queries.key THEN k.id END AS key_id, CASE WHEN queries.key THEN k.key_string END AS key_string,
-    CASE WHEN queries.key THEN k.data_key END AS data_key, CASE WHEN queries.key THEN k.key_check END AS key_check,
-    CASE WHEN queries.key THEN k.salt END AS salt, k.managed AS key_managed, k.iterations,
-    k.created_at AS key_created_at,
-    g.id AS target_id, g.project_id AS target_project, g.slug AS target_slug, g.mac AS target_mac,
-    e.id AS environment_id, e.project_id AS environment_project, e.target_id AS environment_target,
-    e.slug AS environment_slug, e.status AS environment_status, e.is_production,
-    e.mac AS environment_mac,
-    s.id AS secret_id, s.project_id AS secret_project, s.target_id AS secret_target,
-    s.environment_id AS secret_environment, s.level, s.level_id, s.revision, s.key_version AS secret_key_version,
-    s.sealed IS NOT NULL AS is_stored, CASE WHEN queries.content THEN s.sealed END AS sealed, s.size_bytes,
-    s.mac AS secret_mac, s.version, s.history_id, s.version_count,
+    ${KEY.selected}, ${TARGET.selected}, ${ENVIRONMENT.selected}, ${SECRET.selected}, s.sealed IS NOT NULL AS is_stored,
     (SELECT v.revision FROM secret_versions v
       WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id${andOwn(sql`v.organization_id`)}
       ORDER BY v.id DESC LIMIT 1) AS recorded_revision
@@ -245,7 +226,7 @@ export async function listLevels (
     ...FLAGS.revisions
   }
   const rows = await ofProject(db, { organization_id, queries: JSON.stringify([query]) })
-  const found = groups(rows, ({ target_id, environment_id }) => `${target_id ?? ''} ${environment_id ?? ''}`)
+  const found = groups(rows, ({ g_id, e_id }) => `${g_id ?? ''} ${e_id ?? ''}`)
     .flatMap((rows) => toState(db, rows) ?? [])
     .sort((one, other) => comparePositions(positionOf(one), positionOf(other)))
   return { levels: found.slice(0, LEVELS_OF_PAGE), isCut: found.length > LEVELS_OF_PAGE }
@@ -299,34 +280,9 @@ function stateOf (db: Db, rows: readonly Row[], { target, environment }: LevelNa
 function toState (db: Db, rows: readonly Row[]): LevelState | undefined {
   const [first] = rows
   if (first === undefined) return undefined
-  const { organization_id, project_id, target_id, environment_id } = first
-  const project = {
-    id: project_id,
-    organization_id,
-    slug: first.project_slug,
-    secret_format: first.secret_format,
-    encryption_type: first.encryption_type,
-    history_policy: first.history_policy,
-    key_version: first.key_version,
-    mac: first.project_mac
-  }
-  const target = target_id === null
-    ? null
-    : {
-        id: target_id, organization_id, project_id: first.target_project, slug: first.target_slug, mac: first.target_mac
-      }
-  const environment = environment_id === null
-    ? null
-    : {
-        id: environment_id,
-        organization_id,
-        project_id: first.environment_project,
-        target_id: first.environment_target,
-        slug: first.environment_slug,
-        status: first.environment_status,
-        is_production: first.is_production,
-        mac: first.environment_mac
-      }
+  const project = PROJECT.read(first)!
+  const target = TARGET.read(first)
+  const environment = ENVIRONMENT.read(first)
   const secrets = rows.flatMap((row) => toSecret(row) ?? []).sort((a, b) =>
     LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level))
   requireAuthentic(db, 'projects', project)
@@ -339,9 +295,10 @@ function toState (db: Db, rows: readonly Row[]): LevelState | undefined {
     ? ['environment', environment] as const
     : target !== null ? ['target', target] as const : ['project', project] as const
   return {
-    organization_id,
+    organization_id: project.organization_id,
     project,
-    key: toKey(first),
+    // `key_is_newest` is verified, so the key has the key version of the project.
+    key: KEY.read(first),
     target,
     environment,
     level,
@@ -351,50 +308,10 @@ function toState (db: Db, rows: readonly Row[]): LevelState | undefined {
   }
 }
 
-function toSecret (row: Row): SecretRow | undefined {
-  if (row.secret_id === null) return undefined
-  const { organization_id, level, level_id, is_stored, sealed, size_bytes, history_id, version_count } = row
-  return {
-    id: row.secret_id,
-    organization_id,
-    project_id: row.secret_project,
-    target_id: row.secret_target,
-    environment_id: row.secret_environment,
-    level,
-    level_id,
-    revision: Number(row.revision),
-    key_version: row.secret_key_version,
-    is_stored,
-    sealed,
-    size_bytes,
-    mac: row.secret_mac,
-    version: numberOf(row.version),
-    history_id,
-    version_count,
-    recorded_revision: numberOf(row.recorded_revision)
-  }
-}
-
-// `toState` has verified `key_is_newest`, so the key has the project's key version. `rotated_at` is null, because a
-// rotation makes another key the active key.
-function toKey (row: Row): KeyRow | null {
-  if (row.key_id === null) return null
-  const { organization_id, project_id, key_version, key_string, data_key, key_check, salt, iterations } = row
-  return {
-    id: Number(row.key_id),
-    organization_id,
-    project_id,
-    version: key_version,
-    managed: row.key_managed,
-    key_string,
-    data_key,
-    key_check,
-    salt,
-    iterations,
-    is_active: true,
-    created_at: new Date(row.key_created_at),
-    rotated_at: null
-  }
+function toSecret (row: Row): SecretRow | null {
+  const { is_stored, recorded_revision } = row
+  const secret = SECRET.read(row)
+  return secret && Object.assign(secret, { is_stored, recorded_revision: numberOf(recorded_revision) })
 }
 
 /** The active key of a level that was loaded with `key`, `readable` or `storable`. */

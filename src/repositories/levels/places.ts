@@ -1,13 +1,15 @@
-import { sql, type SQL } from 'drizzle-orm'
+import { getTableColumns, sql, type SQL } from 'drizzle-orm'
 import type { EnvironmentAttributes, ListedEnvironment } from '../../../schemas/environments.ts'
 import type { ListedTarget, TargetAttributes } from '../../../schemas/targets.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
-  macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated, type Db, type Raw
+  macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, type Db
 } from '../../db/database.ts'
 import {
   LAST_CHANGE, lastChangeOf, lastVersionOfLevel, renewLastVersion, type LastChangeFound
 } from '../../db/rows/last-version.ts'
+import { shownOf } from '../../db/rows/authenticated.ts'
+import { joined } from '../../db/rows/joined.ts'
 import { matching } from '../../db/rows/query.ts'
 import { environments, project_counts, targets } from '../../db/tables.ts'
 import { andSelected, isFiltered, named, orderOf, patternsOf, perSelection } from '../../db/rows/selection.ts'
@@ -25,19 +27,20 @@ export type NewPlace = Pick<Columns, 'id' | 'organization_id' | 'project_id' | '
   Partial<Pick<Columns, 'target_id' | 'status' | 'is_production'>>
 type Changes = { [C in 'name' | 'slug' | 'description' | 'status' | 'is_production']?: NewPlace[C] | undefined }
 
-type Row = Raw<Place> & Pick<Authenticated<'targets'>, 'organization_id' | 'mac'>
-
+type Row = Readonly<Record<string, unknown>>
 type ListedRow = Row & LastChangeFound & { total: number }
 
 const TABLES = { target: targets, environment: environments }
+const COLUMNS = {
+  target: joined('p', getTableColumns(targets)), environment: joined('p', getTableColumns(environments))
+}
 const NAMES = { target: 'targets', environment: 'environments' } as const
 
 // `parent` joins the row `c` of the parent, whose stored count is the `total` of a list without filters.
 function statements (
-  kind: PlaceKind, own: SQL, { total, parent, key }: Record<'total' | 'parent' | 'key', SQL>
+  kind: PlaceKind, { total, parent, key }: Record<'total' | 'parent' | 'key', SQL>
 ) {
-  const columns = sql`p.organization_id, p.mac, p.id, p.project_id, p.name, p.slug, p.description, p.created_at,
-    p.updated_at, ${own}`
+  const columns = COLUMNS[kind].selected
   const one = preparedSql<Row, { organization_id: string, id: string }>(kind, ($) => sql`
     SELECT ${columns} FROM ${TABLES[kind]} p
     WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
@@ -59,12 +62,12 @@ function statements (
 }
 
 const STATEMENTS = {
-  target: statements('target', sql`p.environment_count, p.secret_count`, {
+  target: statements('target', {
     total: sql`c.target_count`,
     parent: sql`project_counts c ON c.organization_id = p.organization_id AND c.project_id = p.project_id`,
     key: sql`p.project_id`
   }),
-  environment: statements('environment', sql`p.target_id, p.status, p.is_production`, {
+  environment: statements('environment', {
     total: sql`c.environment_count`,
     parent: sql`targets c ON c.organization_id = p.organization_id AND c.id = p.target_id`,
     key: sql`p.target_id`
@@ -72,15 +75,13 @@ const STATEMENTS = {
 }
 
 function toPlace (db: Db, kind: PlaceKind, row: Row): Place {
-  requireAuthentic(db, NAMES[kind], row as never)
-  const { organization_id: _, mac: __, ...place } = withMoments(row)
-  return place as Place
+  const place = COLUMNS[kind].read(row)
+  requireAuthentic(db, NAMES[kind], place as never)
+  return shownOf(NAMES[kind], place as never) as unknown as Place
 }
 
 function toListed (db: Db, kind: PlaceKind, listed: ListedRow): ListedPlace {
-  const { total: _, last_id, last_at, last_by_id, last_by_name, ...row } = listed
-  const last_change = lastChangeOf({ last_id, last_at, last_by_id, last_by_name })
-  return Object.assign(toPlace(db, kind, row as Row), { last_change })
+  return Object.assign(toPlace(db, kind, listed), { last_change: lastChangeOf(listed) })
 }
 
 /** Throws TamperedRow. */
@@ -110,11 +111,10 @@ export async function createPlace (db: Db, kind: PlaceKind, place: NewPlace): Pr
 export async function updatePlace (
   db: Db, kind: PlaceKind, organization_id: string, id: string, changes: Changes
 ): Promise<void> {
-  const { name, description, ...authenticated } = changes
   const table = TABLES[kind]
-  const others = { name, description, updated_at: changedAt(table.updated_at, changes) }
   const its = matching(table, { organization_id, id })
-  await updateAuthentic(db, NAMES[kind], its, authenticated as never, others) ?? tampered()
+  const updated_at = changedAt(table.updated_at, changes)
+  await updateAuthentic(db, NAMES[kind], its, { ...changes, updated_at }) ?? tampered()
 }
 
 /** Deletes a place and everything below it. Before, the caller locks the project and calls `removeHistories`. */

@@ -1,18 +1,19 @@
-import { and, eq, sql, type SQL } from 'drizzle-orm'
+import { and, eq, getTableColumns, sql, type SQL } from 'drizzle-orm'
 import type { ListedProject, ProjectAttributes } from '../../../schemas/projects.ts'
 import type { Selection } from '../../../schemas/shapes.ts'
 import { TEAM_LIMITS } from '../../../schemas/teams.ts'
 import type { Role } from '../../../schemas/users.ts'
-import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, shownOf } from '../../db/rows/authenticated.ts'
 import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
   isAuthentic, isOneOf, lookUp, macOf, preparedSql, requireAuthentic, updateAuthentic, tampered, type Authenticated,
-  type Db, type Raw, type Value
+  type Db, type Value
 } from '../../db/database.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { LAST_CHANGE, lastChangeOf, lastVersionOfProject, type LastChangeFound } from '../../db/rows/last-version.ts'
+import { joined } from '../../db/rows/joined.ts'
 import { matching } from '../../db/rows/query.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
 import {
@@ -24,40 +25,24 @@ import type { KeyState, NewKey } from '../keys/encryption-keys.ts'
 
 const oneOf = (organizationId: string, id: string) => matching(projects, { organization_id: organizationId, id })
 
-const columns = sql`p.id AS ulid, p.organization_id, p.name, p.slug, p.description, p.secret_format, p.encryption_type,
-  p.history_policy, p.key_version, p.mac, c.secret_count, c.environment_count, c.target_count, p.created_at, p.updated_at`
+const PROJECT = joined('p', getTableColumns(projects))
+const AUTHENTIC = joined('p', authenticatedColumns('projects'))
+
+const columns = sql`${PROJECT.selected}, c.secret_count, c.environment_count, c.target_count`
 const itsCounts =
   sql`CROSS JOIN ${lookUp('c', project_counts, sql`organization_id = p.organization_id AND project_id = p.id`)}`
 const listedColumns = sql`${columns}, ${LAST_CHANGE}`
 const itsLast = sql`${itsCounts} ${lastVersionOfProject}`
 
-type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>> & Pick<Authenticated<'projects'>, 'key_version' | 'mac'>
+type Row = Readonly<Record<string, unknown>> & { p_id: string } &
+  Pick<ProjectAttributes, 'secret_count' | 'environment_count' | 'target_count'>
 
-// Names every property, because object spread would take most of the time for a row.
 function toAttributes (db: Db, row: Row): ProjectAttributes {
-  const {
-    ulid, organization_id, name, slug, description, secret_format, encryption_type, history_policy, key_version, mac,
-    secret_count, environment_count, target_count, created_at, updated_at
-  } = row
-  requireAuthentic(db, 'projects', {
-    id: ulid, organization_id, slug, secret_format, encryption_type, history_policy, key_version, mac
-  })
-  return {
-    ulid,
-    organization_id,
-    name,
-    slug,
-    description,
-    secret_format,
-    encryption_type,
-    history_policy,
-    secret_count,
-    environment_count,
-    target_count,
-    created_at: new Date(created_at),
-    updated_at: new Date(updated_at),
-    has_secrets: secret_count > 0
-  }
+  const project = PROJECT.read(row)!
+  requireAuthentic(db, 'projects', project)
+  const { secret_count, environment_count, target_count } = row
+  const { id: ulid, ...shown } = shownOf('projects', project)
+  return { ulid, ...shown, secret_count, environment_count, target_count, has_secrets: secret_count > 0 }
 }
 
 type ListedRow = Row & LastChangeFound
@@ -202,11 +187,11 @@ async function listByTeams (
   const teamsOfMember = new Set([...macs].filter(([team_id, mac]) =>
     isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac })).map(([team_id]) => team_id))
   const hasRole = (row: RowOfTeams) => teamsOfMember.has(row.team_id) && isAuthentic(db, 'team_projects', {
-    organization_id, team_id: row.team_id, project_id: row.ulid, role: row.role, slices: null, mac: row.role_mac
+    organization_id, team_id: row.team_id, project_id: row.p_id, role: row.role, slices: null, mac: row.role_mac
   })
   // If the MACs of the selected team are wrong, another team may still have a role in the project.
   const doubtful = rows.filter((row) => !hasRole(row))
-  const others = await Promise.all(doubtful.map(({ ulid: id }) => findTeamRoles(db, { organization_id, user_id, id })))
+  const others = await Promise.all(doubtful.map(({ p_id: id }) => findTeamRoles(db, { organization_id, user_id, id })))
   const hidden = new Set(doubtful.filter((_, i) => others[i]!.every(({ slices }) => slices !== null)))
   return { rows: rows.filter((row) => !hidden.has(row)).map((row) => toListed(db, row)), total }
 }
@@ -217,9 +202,8 @@ export interface ProjectRange { from: string, isInclusive: boolean }
 const inRange = ($: Value, id: SQL) =>
   sql`${id} >= ${$('from')}::char(26) AND (${$('is_inclusive')}::boolean OR ${id} <> ${$('from')}::char(26))`
 const fromId = (name: string, which: (value: Value) => SQL) =>
-  preparedSql<Authenticated<'projects'>, Record<string, unknown>>(name, ($) => sql`
-    SELECT p.id, p.organization_id, p.slug, p.secret_format, p.encryption_type, p.history_policy, p.key_version, p.mac
-    FROM projects p
+  preparedSql<Record<string, unknown>, Record<string, unknown>>(name, ($) => sql`
+    SELECT ${AUTHENTIC.selected} FROM projects p
     WHERE p.organization_id = ${$('organization_id')}::char(26) AND ${inRange($, sql`p.id`)}${which($)}
     ORDER BY p.id LIMIT ${$('limit')}::int`)
 const allFromId = fromId('projects_from', () => sql``)
@@ -231,15 +215,19 @@ export async function listProjectsFrom (
 ): Promise<Authenticated<'projects'>[]> {
   const values = { organization_id, from, is_inclusive: isInclusive, limit }
   const rows = await (ids === null ? allFromId(db, values) : someFromId(db, { ...values, ids: JSON.stringify(ids) }))
-  for (const row of rows) requireAuthentic(db, 'projects', row)
-  return rows
+  return rows.map((row) => authenticProject(db, row))
 }
 
-type HeldRow = Authenticated<'projects'> & { name: string, total: number }
+function authenticProject (db: Db, row: Readonly<Record<string, unknown>>): Authenticated<'projects'> {
+  const project = AUTHENTIC.read(row)!
+  requireAuthentic(db, 'projects', project)
+  return project
+}
+
+type HeldRow = Readonly<Record<string, unknown>> & { name: string, total: number }
 
 const heldBySlug = preparedSql<HeldRow, Record<string, unknown>>('projects_held', ($) => sql`
-  SELECT (${countHeld(held($))}) AS total, p.id, p.organization_id, p.slug, p.secret_format, p.encryption_type,
-    p.history_policy, p.key_version, p.mac, p.name
+  SELECT (${countHeld(held($))}) AS total, ${AUTHENTIC.selected}, p.name
   FROM (SELECT DISTINCT held.project_id FROM (${held($)}) held) held
   CROSS JOIN ${lookUp('p', projects, sql`organization_id = ${$('organization_id')}::char(26) AND id = held.project_id`)}
   ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
@@ -252,8 +240,11 @@ export async function listProjectsOfTeams (
   db: Db, member: { organization_id: string, user_id: number }, page: PageRequest
 ): Promise<{ rows: { id: string, slug: string, name: string }[], total: number }> {
   const { rows, total } = await readPage(page, (part) => heldBySlug(db, { ...member, ...part }))
-  for (const row of rows) requireAuthentic(db, 'projects', row)
-  return { rows: rows.map(({ id, slug, name }) => ({ id, slug, name })), total }
+  const shown = rows.map(({ name, ...row }) => {
+    const { id, slug } = authenticProject(db, row)
+    return { id, slug, name }
+  })
+  return { rows: shown, total }
 }
 
 const idsOfTeams = preparedSql<{ project_id: string }, Record<string, unknown>>('project_ids_of_teams', ($) => sql`
@@ -289,9 +280,8 @@ export type ProjectChanges = Partial<Pick<NewProject,
 export async function updateProject (
   db: Db, organizationId: string, id: string, changes: ProjectChanges
 ): Promise<void> {
-  const { name, description, ...authenticated } = changes
-  const others = { name, description, updated_at: changedAt(projects.updated_at, changes) }
-  await updateAuthentic(db, 'projects', oneOf(organizationId, id), authenticated, others) ?? tampered()
+  const updated_at = changedAt(projects.updated_at, changes)
+  await updateAuthentic(db, 'projects', oneOf(organizationId, id), { ...changes, updated_at }) ?? tampered()
 }
 
 /**

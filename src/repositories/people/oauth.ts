@@ -5,7 +5,7 @@ import type { Plan } from '../../../schemas/organizations.ts'
 import type { Ability, Scope } from '../../../schemas/scopes.ts'
 import { LIFETIMES, MAX_GRANTS } from '../../../schemas/oauth.ts'
 import type { Role } from '../../../schemas/users.ts'
-import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, fromJson, shownColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { USED } from '../../db/callers/console-tokens.ts'
 import { CallerEnded } from '../../db/rows/caller.ts'
 import { STATEMENT_TIME } from '../../db/columns.ts'
@@ -19,11 +19,12 @@ import { deleteExpired, keepNewest, PIECE } from '../../db/callers/expired.ts'
 import { lockGrantsTable, revokeGrants, revokeSomeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import { engineOf, perEngine, withNow, type OfOrganization } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
+import { readerOf } from '../../db/rows/joined.ts'
 import { authenticRow, matching } from '../../db/rows/query.ts'
 import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../../db/callers/memberships.ts'
 import {
-  api_tokens, columnsOf, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens,
-  organization_counters, organizationColumns, organizations, plans, userColumns, users
+  api_tokens, columnsOf, counterColumns, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests,
+  oauth_tokens, organization_counters, organizationColumns, organizations, plans, users
 } from '../../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import type { TeamPowers } from '../../rules/roles.ts'
@@ -411,21 +412,22 @@ export interface UserCall {
 
 interface Membership {
   member: Record<string, unknown>
-  organization: Pick<Organization, 'name' | 'status' | 'require_second_factor'> & { updated_at: string }
+  organization: Record<string, unknown>
   plan: Plan
   in_project: TeamRoleFound[] | null
   anywhere: Role[] | null
 }
 
+const COUNTED = sql.raw([...Object.keys(counterColumns), 'plan'].join(', '))
+const readCounter = readerOf(counterColumns)
+
 // Selects the active membership of a user as JSON, with the roles in teams that `queries` requests.
 const membershipIn = (organization: SQL, user: SQL) => sql`
-  SELECT jsonb_build_object('member', to_jsonb(m), 'plan', to_jsonb(p), 'organization', jsonb_build_object(
-      'name', counter.name, 'status', counter.status, 'require_second_factor', counter.require_second_factor,
-      'updated_at', counter.updated_at),
+  SELECT jsonb_build_object('member', to_jsonb(m), 'plan', to_jsonb(p), 'organization', to_jsonb(counter),
     'in_project', CASE WHEN queries.project IS NOT NULL THEN ${teamRoles(sql`m`, sql`slug = queries.project`)} END,
     'anywhere', CASE WHEN queries.anywhere THEN ${rolesInTeams(sql`m`)} END)
   FROM ${lookUp('m', members, sql`organization_id = ${organization} AND user_id = ${user} AND status = 'active'`)}
-  CROSS JOIN ${lookUp('counter', organization_counters, sql`organization_id = m.organization_id`)}
+  CROSS JOIN ${lookUp('counter', organization_counters, sql`organization_id = m.organization_id`, COUNTED)}
   CROSS JOIN ${lookUp('p', plans, sql`name = counter.plan`)}`
 
 const byAccessToken = prepared('users_by_access_token', (db) => db
@@ -433,7 +435,7 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
     query_index: sql<number>`queries.query_index`.as('query_index'),
     id: oauth_tokens.id,
     grant_id: oauth_tokens.grant_id,
-    user: userColumns,
+    user: shownColumns('users'),
     pair: authenticatedColumns('oauth_tokens'),
     ...support,
     organization: organizationColumns,
@@ -512,8 +514,7 @@ export async function findUserCall (
       ? await findMembership(db, { organization_id: organization.id, user_id: user.id, teams })
       : membership
     if (its === null) return []
-    const updated_at = new Date(its.organization.updated_at)
-    const whole = { ...organization, ...its.organization, updated_at, plan: its.plan }
+    const whole = { ...organization, ...readCounter(its.organization), plan: its.plan }
     return [{ ...its, organization: whole, member: fromJson('members', its.member)! }]
   }))
   const mine = all.flat()

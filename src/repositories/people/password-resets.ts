@@ -1,9 +1,9 @@
 import { and, eq, gt, isNull, sql } from 'drizzle-orm'
-import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, shownColumns } from '../../db/rows/authenticated.ts'
 import { lookupHash, macOf, readNow, type Db } from '../../db/database.ts'
 import { deleteExpired } from '../../db/callers/expired.ts'
 import { authenticRow } from '../../db/rows/query.ts'
-import { password_resets, userColumns, users } from '../../db/tables.ts'
+import { password_resets, users } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import type { User } from './users.ts'
 
@@ -37,7 +37,7 @@ export async function createPasswordReset (
 /** The user of a valid reset link; undefined if the account is closed. */
 export async function findPasswordReset (db: Db, secret: string): Promise<User | undefined> {
   const [found] = await db.select({
-    user: userColumns, reset: authenticatedColumns('password_resets'), row: authenticatedColumns('users')
+    user: shownColumns('users'), reset: authenticatedColumns('password_resets'), row: authenticatedColumns('users')
   })
     .from(password_resets).innerJoin(users, eq(users.id, password_resets.user_id))
     .where(and(isValid(db, secret), isNull(users.disabled_at)))

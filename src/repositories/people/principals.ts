@@ -1,21 +1,22 @@
-import { and, isNull, lt, or, sql, type SQL } from 'drizzle-orm'
+import { and, getTableColumns, isNull, lt, or, sql, type SQL } from 'drizzle-orm'
 import type { Plan } from '../../../schemas/organizations.ts'
 import type { Ability } from '../../../schemas/scopes.ts'
 import type { Role } from '../../../schemas/users.ts'
-import { fromJson } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, fromJson } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/rows/caller.ts'
-import { matching, numberOf } from '../../db/rows/query.ts'
+import { joined } from '../../db/rows/joined.ts'
+import { matching } from '../../db/rows/query.ts'
 import {
   authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound
 } from '../../db/callers/memberships.ts'
 import {
-  isAuthentic, isOneOfOrganization, lookUp, preparedSql, type Authenticated, type Db, type Raw
+  isAuthentic, isOneOfOrganization, lookUp, preparedSql, type Authenticated, type Db
 } from '../../db/database.ts'
 import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
-  api_tokens, members, oauth_clients, oauth_grants, organization_counters, organizations, plans, users,
-  type counterColumns, type organizationColumns
+  api_tokens, counterColumns, members, oauth_clients, oauth_grants, organization_counters, organizationColumns,
+  organizations, plans, users
 } from '../../db/tables.ts'
 import { effectiveScopes, isOfFactor, type Powers, type TeamPowers } from '../../rules/roles.ts'
 import type { Slice } from '../../rules/slices.ts'
@@ -62,20 +63,17 @@ const BY_FORMER_VALUE = {
         AND f.token_hash = ${HASH}${andOwn(sql`f.organization_id`)}) END`
 }
 
+const TOKEN = joined('api_tokens', authenticatedColumns('api_tokens'))
+const ORGANIZATION = joined('o', organizationColumns)
+const COUNTER = joined('counter', counterColumns)
+const PLAN = joined('p', getTableColumns(plans))
+
 // Builds a statement that finds API tokens by their hashes. `former` is the row of a former value.
 const tokens = (
   name: string,
   { hash, former, support, joins, isValid }: Record<'hash' | 'former' | 'support' | 'joins' | 'isValid', SQL>
 ) => preparedSql<TokenFound, OfOrganization & { queries: string }>(name, ($) => sql`
-  SELECT queries.query_index,
-    api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
-    api_tokens.token_suffix,
-    to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
-    api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
-      api_tokens.grant_id, api_tokens.mac,
-    counter.name AS organization_name, o.slug, counter.status, o.storage_key, counter.require_second_factor, o.created_at,
-    counter.updated_at,
-    p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes,
+  SELECT queries.query_index, ${TOKEN.selected}, ${ORGANIZATION.selected}, ${COUNTER.selected}, ${PLAN.selected},
     ${support} AS support, ${former} AS former
   FROM jsonb_to_recordset(${$('queries')}::jsonb)
     AS queries (query_index int, organization_id char(26), hash text, project varchar, anywhere boolean)
@@ -114,16 +112,11 @@ const principalsWithoutOwner = tokens('principals_without_owner', {
   isValid: sql`api_tokens.user_id IS NULL AND api_tokens.grant_id IS NULL`
 })
 
-type TokenFound = Raw<Omit<Organization, 'id' | 'name' | 'plan'>> & Omit<Plan, 'name' | 'max_bytes'> &
-  Omit<Authenticated<'api_tokens'>, 'id' | 'expires_at' | 'created_by_id' | 'user_id' | 'grant_id'> &
-  Record<'expires_at' | 'created_by_id' | 'user_id' | 'grant_id' | 'max_bytes', string | null> & {
-    query_index: number
-    id: string
-    organization_name: string
-    plan: string
-    support: Support | null
-    former: Record<string, unknown> | null
-  }
+interface TokenFound extends Readonly<Record<string, unknown>> {
+  query_index: number
+  support: Support | null
+  former: Record<string, unknown> | null
+}
 
 type Support = Record<'users' | 'oauth_grants' | 'oauth_clients' | 'members', Record<string, unknown> | null> & {
   in_project: TeamRoleFound[] | null
@@ -169,20 +162,12 @@ export async function listPrincipals (db: Db, organizationId: string, ids: reado
 }
 
 function principalOf (db: Db, row: TokenFound): Principal | undefined {
-  const { organization_id, name, slices } = row
-  const id = Number(row.id)
-  const user_id = numberOf(row.user_id)
-  const grant_id = numberOf(row.grant_id)
-  const expires_at = row.expires_at === null ? null : new Date(row.expires_at)
-  const token = { ...row, id, expires_at, created_by_id: numberOf(row.created_by_id), user_id, grant_id }
+  const token = TOKEN.read(row)!
+  const { id, name, slices, expires_at, user_id, grant_id } = token
   const former = fromJson('former_token_hashes', row.former)
   if (former !== null && (former.token_id !== id || !isAuthentic(db, 'former_token_hashes', former))) return undefined
   if (!isAuthentic(db, 'api_tokens', token)) return undefined
   if (row.support !== null && !isSupported(db, row.support, token)) return undefined
-  const {
-    status, slug, storage_key, require_second_factor, created_at, updated_at, plan, retention_days, api_per_minute,
-    max_projects, max_members, max_bytes
-  } = row
   return {
     type: 'api_token',
     id,
@@ -193,17 +178,7 @@ function principalOf (db: Db, row: TokenFound): Principal | undefined {
     person: user_id === null
       ? null
       : { user_id, grant_id, has_second_factor: row.support?.users?.second_factor_id != null },
-    organization: {
-      id: organization_id,
-      name: row.organization_name,
-      slug,
-      status,
-      storage_key,
-      require_second_factor,
-      created_at: new Date(created_at),
-      updated_at: new Date(updated_at),
-      plan: { name: plan, retention_days, api_per_minute, max_projects, max_members, max_bytes: numberOf(max_bytes) }
-    }
+    organization: { ...ORGANIZATION.read(row)!, ...COUNTER.read(row)!, plan: PLAN.read(row)! }
   }
 }
 

@@ -45,18 +45,18 @@ export async function takeUpFactor (
 ): Promise<boolean> {
   const open = and(eq(users.id, from.user_id), isNull(users.second_factor_id), isNull(users.disabled_at))
   // Updates the account first: if a factor is already active, the row in `second_factors` stays unchanged.
-  if (await updateAuthentic(db, 'users', open, { second_factor_id: id }, { updated_at: sql`now()` }) === undefined) {
+  if (await updateAuthentic(db, 'users', open, { second_factor_id: id, updated_at: sql`now()` }) === undefined) {
     return false
   }
   const pending = matching(second_factors, { user_id: from.user_id, id: from.id })
-  await updateAuthentic(db, 'second_factors', pending, { id, last_step }, { secret }) ?? tampered()
+  await updateAuthentic(db, 'second_factors', pending, { id, last_step, secret }) ?? tampered()
   return true
 }
 
 /** Deletes the second factor, its recovery codes and pending sign-ins. False if the account has a wrong MAC. */
 export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
   const its = eq(users.id, user_id)
-  const changed = await updateAuthentic(db, 'users', its, { second_factor_id: null }, { updated_at: sql`now()` })
+  const changed = await updateAuthentic(db, 'users', its, { second_factor_id: null, updated_at: sql`now()` })
   if (changed === undefined) return false
   await db.delete(second_factors).where(eq(second_factors.user_id, user_id))
   await db.delete(recovery_codes).where(eq(recovery_codes.user_id, user_id))

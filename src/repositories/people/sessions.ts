@@ -1,5 +1,5 @@
 import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
-import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, shownColumns } from '../../db/rows/authenticated.ts'
 import { STATEMENT_TIME } from '../../db/columns.ts'
 import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../../db/database.ts'
@@ -7,7 +7,7 @@ import { endConsole } from '../../db/callers/console-tokens.ts'
 import { deleteExpired, deleteInPieces, keepNewest } from '../../db/callers/expired.ts'
 import { andRowsAlone } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/query.ts'
-import { sessions, userColumns, users } from '../../db/tables.ts'
+import { sessions, users } from '../../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import type { User } from './users.ts'
 
@@ -60,7 +60,7 @@ const live = and(gt(sessions.expires_at, STATEMENT_TIME), gt(sessions.seen_at, I
  */
 export async function findSession (db: Db, token_hash: Buffer): Promise<{ user: User, age: number } | undefined> {
   const [found] = await db.select({
-    user: userColumns,
+    user: shownColumns('users'),
     session: authenticatedColumns('sessions'),
     row: authenticatedColumns('users'),
     now: sql`now()`.mapWith(sessions.seen_at)

@@ -1,15 +1,18 @@
-import { and, asc, eq, or, sql } from 'drizzle-orm'
+import { and, asc, eq, getTableColumns, or, sql } from 'drizzle-orm'
 import {
   TEAM_LIMITS, type TeamAttributes, type TeamMember, type TeamProject, type TeamRestriction
 } from '../../../schemas/teams.ts'
 import { ROLES, type Role } from '../../../schemas/users.ts'
-import { authenticatedColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
+import {
+  authenticatedColumns, shownOf, type AuthenticatedRow, type NewRow, type RowChanges
+} from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
   isAuthentic, isOneOf, isOneOfOrganization, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic,
-  withMoments, type Authenticated, type Db, type Raw, type Value
+  type Authenticated, type Db, type Value
 } from '../../db/database.ts'
 import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.ts'
+import { joined } from '../../db/rows/joined.ts'
 import { matching, queryRows } from '../../db/rows/query.ts'
 import { namesNoLevel } from '../../db/rows/slices.ts'
 import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
@@ -19,17 +22,19 @@ import { readPage, type NamedPageRequest } from '../../rules/pagination.ts'
 import { keepInherited, restrictionOf, type SentSlice } from '../../rules/slices.ts'
 
 export type TeamRow = TeamAttributes & { id: string }
-type Found = Raw<TeamRow> & Pick<Authenticated<'teams'>, 'organization_id' | 'mac'>
+type Found = Readonly<Record<string, unknown>> & Pick<TeamRow, 'member_count' | 'project_count'>
 
-const columns = sql`t.id, t.organization_id, t.name, t.slug, t.description, t.created_at, t.updated_at, t.mac,
+const TEAM = joined('t', getTableColumns(teams))
+const columns = sql`${TEAM.selected},
   (SELECT count(*)::int FROM team_members m WHERE m.organization_id = t.organization_id AND m.team_id = t.id${
     andOwn(sql`m.organization_id`)}) AS member_count,
   (SELECT count(*)::int FROM team_projects p WHERE p.organization_id = t.organization_id AND p.team_id = t.id${
     andOwn(sql`p.organization_id`)}) AS project_count`
 
-function toTeam (row: Found): TeamRow {
-  const { organization_id, mac, ...team } = withMoments(row)
-  return team
+function toTeam (db: Db, row: Found): TeamRow | undefined {
+  const team = TEAM.read(row)!
+  const { member_count, project_count } = row
+  return isAuthentic(db, 'teams', team) ? { ...shownOf('teams', team), member_count, project_count } : undefined
 }
 
 const ofOrganization = ($: Value) => sql`FROM teams t WHERE t.organization_id = ${$('organization_id')}::char(26)`
@@ -41,7 +46,7 @@ const byName = preparedSql<Found, { organization_id: string, id: string, slug: s
 /** A team by its id (in upper or lower case) or its slug. The id takes precedence over an equal slug. */
 export async function findTeam (db: Db, organization_id: string, idOrSlug: string): Promise<TeamRow | undefined> {
   const [row] = await byName(db, { organization_id, id: idOrSlug.toUpperCase(), slug: idOrSlug })
-  return row && isAuthentic(db, 'teams', row) ? toTeam(row) : undefined
+  return row && toTeam(db, row)
 }
 
 const T = named(sql`t`)
@@ -59,8 +64,7 @@ export async function listTeams (
 ): Promise<{ rows: TeamRow[], total: number }> {
   const values = { organization_id, ...patternsOf(page) }
   const { rows, total } = await readPage(page, (part) => listed(page)(db, { ...values, ...part }))
-  const genuine = rows.filter((row) => isAuthentic(db, 'teams', row))
-  return { rows: genuine.map(({ total, ...row }) => toTeam(row)), total }
+  return { rows: rows.flatMap((row) => toTeam(db, row) ?? []), total }
 }
 
 /** The names of teams by id. Omits teams with a wrong MAC. */
@@ -146,24 +150,21 @@ export async function listRolesInTeams (db: Db, user_id: number): Promise<Role[]
   return [...new Set(own.map(({ role }) => role))]
 }
 
-export type NewTeam = Pick<typeof teams.$inferSelect, 'id' | 'organization_id' | 'name' | 'slug' | 'description'>
-
 export async function countTeams (db: Db, organizationId: string): Promise<number> {
   return db.$count(teams, eq(teams.organization_id, organizationId))
 }
 
 /** Throws a unique violation if the slug is taken. */
-export async function createTeam (db: Db, team: NewTeam): Promise<void> {
+export async function createTeam (db: Db, team: NewRow<'teams'>): Promise<void> {
   await db.insert(teams).values({ ...team, mac: macOf(db, 'teams', team) })
 }
 
 export async function updateTeam (
-  db: Db, organizationId: string, id: string, changes: Partial<Pick<NewTeam, 'name' | 'slug' | 'description'>>
+  db: Db, organizationId: string, id: string, changes: Omit<RowChanges<'teams'>, 'id' | 'organization_id'>
 ): Promise<void> {
-  const { slug, ...more } = changes
   const its = matching(teams, { organization_id: organizationId, id })
   const updated_at = changedAt(teams.updated_at, changes)
-  await updateAuthentic(db, 'teams', its, { slug }, { ...more, updated_at }) ?? tampered()
+  await updateAuthentic(db, 'teams', its, { ...changes, updated_at }) ?? tampered()
 }
 
 /** Deletes members first, because requests that a team's role authorizes lock `team_members` before `team_projects`. */

@@ -1,13 +1,15 @@
-import { and, desc, eq, gt, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
+import { and, desc, eq, getTableColumns, gt, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
 import type { Level } from '../../../schemas/secrets.ts'
 import { TOKEN_LIMITS, type ApiToken, type Restriction } from '../../../schemas/tokens.ts'
-import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
+import {
+  authenticatedColumns, fromJson, shownOf, type AuthenticatedRow, type NewRow, type RowChanges, type ShownRow
+} from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import {
-  isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Authenticated, type Db
+  isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Db
 } from '../../db/database.ts'
 import { andOwn, engineOf } from '../../db/postgres/engine.ts'
 import { authenticRow, matching, queryRows } from '../../db/rows/query.ts'
@@ -19,15 +21,12 @@ import { heldFrom, heldPage, readPage, type HeldPage, type NamedPageRequest } fr
 import { includesAllAbove, pathOf, restrictionOf, type Slice } from '../../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
-export type NewToken = Pick<AuthenticatedRow<'api_tokens'>,
-  'organization_id' | 'name' | 'token_hash' | 'token_prefix' | 'token_suffix' | 'abilities' | 'expires_at'> & {
-    slices: Slice[]
-    /** The creator; undefined for an operator. */
-    made_by?: Pick<Principal, 'type' | 'id' | 'name' | 'person'>
-  }
+/** The creator of a token; undefined for an operator. */
+type Maker = Pick<Principal, 'type' | 'id' | 'name' | 'person'> | undefined
+export type NewToken = Omit<NewRow<'api_tokens'>, 'id' | 'slices' | keyof ReturnType<typeof madeBy>> &
+  { slices: Slice[], made_by?: Maker }
 
-const { last_used_at, created_at, updated_at } = api_tokens
-const columns = { ...authenticatedColumns('api_tokens'), last_used_at, created_at, updated_at }
+const columns = getTableColumns(api_tokens)
 const isLive = or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`))!
 
 export async function createToken (db: Db, { made_by: maker, slices, ...token }: NewToken): Promise<ApiToken> {
@@ -37,7 +36,7 @@ export async function createToken (db: Db, { made_by: maker, slices, ...token }:
   return showToken(db, made!)
 }
 
-const madeBy = (maker: NewToken['made_by']) => ({
+const madeBy = (maker: Maker) => ({
   created_by_type: maker?.type ?? null,
   created_by_id: maker?.id ?? null,
   created_by_name: maker?.name ?? null,
@@ -95,7 +94,7 @@ export async function hasMadeInherited (db: Db, { organization_id, id }: Pick<To
 
 const SELECTABLE = {
   name: sql`${api_tokens.name}`,
-  created_at: sql`${created_at}`,
+  created_at: sql`${api_tokens.created_at}`,
   key: sql`${api_tokens.id}`,
   searched: [sql`${api_tokens.name}`]
 }
@@ -163,11 +162,7 @@ const isCoveredBy = (slices: readonly Slice[]): SQL => {
 }
 
 /** A person's API token, as shown to the person and the operator. */
-export type OwnToken = Pick<ApiToken,
-  'name' | 'token_prefix' | 'token_suffix' | 'abilities' | 'expires_at' | 'last_used_at' | 'created_at'> & {
-    id: number
-    organization: { id: string, name: string, slug: string }
-  }
+export type OwnToken = ShownRow<'api_tokens'> & { organization: { id: string, name: string, slug: string } }
 
 /** A page of a person's live tokens in all organizations, newest first. Omits rows with a wrong MAC. */
 export async function listTokensOfPerson (db: Db, userId: number, page = 1): Promise<HeldPage<OwnToken>> {
@@ -182,7 +177,7 @@ export async function listTokensOfPerson (db: Db, userId: number, page = 1): Pro
   const genuine = held.rows.filter(({ token }) => isAuthentic(db, 'api_tokens', token))
   return {
     ...held,
-    rows: genuine.map(({ token: { token_hash: _, mac: __, ...shown }, organization }) => ({ ...shown, organization }))
+    rows: genuine.map(({ token, organization }) => ({ ...shownOf('api_tokens', token), organization }))
   }
 }
 
@@ -245,12 +240,10 @@ export const endsWith = (
 
 /** Changes a token and returns the new row; undefined if the token has a wrong MAC. */
 export async function updateToken (
-  db: Db, organizationId: string, id: number,
-  changes: Partial<Pick<TokenRow,
-    'name' | 'expires_at' | 'slices' | 'token_hash' | 'token_prefix' | 'token_suffix' | keyof ReturnType<typeof madeBy>>>
+  db: Db, organizationId: string, id: number, changes: Omit<RowChanges<'api_tokens'>, 'id' | 'organization_id'>
 ): Promise<ApiToken | undefined> {
   const updated_at = changedAt(api_tokens.updated_at, changes)
-  const changed = await updateAuthentic(db, 'api_tokens', oneOf(organizationId, id), changes, { updated_at })
+  const changed = await updateAuthentic(db, 'api_tokens', oneOf(organizationId, id), { ...changes, updated_at })
   const row = changed && await findToken(db, organizationId, id)
   return row && showToken(db, row)
 }
@@ -390,8 +383,7 @@ export async function findSlice (
   return { slice: { project_id: row.project.id, target_id, environment_id }, project: row.project }
 }
 
-export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
-  'last_used_at' | 'created_at' | 'updated_at'>
+export type TokenRow = typeof api_tokens.$inferSelect
 
 /** A locked token. `is_live`: the token has not expired by the database's clock. */
 export type LockedToken = TokenRow & { is_live: boolean }
@@ -413,19 +405,13 @@ async function withRestrictions (
 }
 
 function toToken (row: TokenRow, slugs: ReadonlyMap<string, string>): ApiToken {
-  const { name, token_prefix, token_suffix, abilities, expires_at, last_used_at, created_at, updated_at } = row
-  const { created_by_type: type, created_by_id: by, created_by_name: byName } = row
+  const {
+    slices, created_by_type: type, created_by_id: by, created_by_name: byName, ...shown
+  } = shownOf('api_tokens', row)
   return {
+    ...shown,
     id: String(row.id),
-    name,
-    token_prefix,
-    token_suffix,
-    abilities,
-    restrictions: (row.slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
-    expires_at,
-    last_used_at,
-    created_by: type === null || by === null ? null : { type, id: by, name: byName ?? '' },
-    created_at,
-    updated_at
+    restrictions: (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
+    created_by: type === null || by === null ? null : { type, id: by, name: byName ?? '' }
   }
 }

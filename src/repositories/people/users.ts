@@ -1,7 +1,7 @@
 import { and, asc, eq, gt, isNull, ne, sql, type SQL } from 'drizzle-orm'
 import { MAX_OWNED } from '../../../schemas/organizations.ts'
 import type { Role } from '../../../schemas/users.ts'
-import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, shownColumns, type ShownRow } from '../../db/rows/authenticated.ts'
 import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../../db/callers/expired.ts'
@@ -11,11 +11,11 @@ import { makeId } from '../../db/rows/ids.ts'
 import { endTokensWithoutGrant, lockGrantsTable, revokeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import {
   former_slugs, members, oauth_grants, organization_counters, organizations, password_links, password_resets, sessions,
-  second_factors, sign_in_devices, sign_in_steps, userColumns, users
+  second_factors, sign_in_devices, sign_in_steps, users
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 
-export type User = Pick<typeof users.$inferSelect, keyof typeof userColumns>
+export type User = ShownRow<'users'>
 
 export interface Membership { id: string, name: string, slug: string, role: Role, joined_at: Date }
 
@@ -55,7 +55,7 @@ export async function findUser (db: Db, id: number): Promise<WithPassword | unde
 }
 
 async function readUser (db: Db, where: SQL): Promise<WithPassword | undefined> {
-  const columns = { ...userColumns, ...authenticatedColumns('users') }
+  const columns = { ...shownColumns('users'), ...authenticatedColumns('users') }
   const [found] = await db.select(columns).from(users).where(where)
   return authenticRow(db, 'users', found)
 }
@@ -65,7 +65,7 @@ const isOf = (email: string): SQL => eq(users.email_normalized, canonicalEmail(e
 /** At most 100 accounts after a given id, in creation order. */
 export async function listUsers (db: Db, after: number): Promise<(User & { has_password: boolean })[]> {
   return db.select({
-    ...userColumns, has_password: sql<boolean>`${users.password_hash} IS NOT NULL`
+    ...shownColumns('users'), has_password: sql<boolean>`${users.password_hash} IS NOT NULL`
   }).from(users).where(gt(users.id, after)).orderBy(asc(users.id)).limit(100)
 }
 
@@ -104,7 +104,7 @@ export async function changePassword (
     eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from)
   )
   await lockAccountAndGrants(db, id)
-  const changed = await updateAuthentic(db, 'users', where, { password_hash, is_verified: true, name }, NOW)
+  const changed = await updateAuthentic(db, 'users', where, { password_hash, is_verified: true, name, ...NOW })
   return changed && endEverything(db, id, { keepsSessions })
 }
 
@@ -116,7 +116,7 @@ export async function changePassword (
 export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<EndedTokens[] | undefined> {
   await lockAccountAndGrants(db, id)
   const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) =>
-    ({ disabled_at: disabled ? now : null }), NOW) !== undefined
+    ({ disabled_at: disabled ? now : null, ...NOW })) !== undefined
   if (!marked && disabled) {
     await db.update(users).set({ disabled_at: sql`now()`, mac: null, ...NOW }).where(eq(users.id, id))
   }
@@ -219,7 +219,7 @@ export async function createPasswordLink (db: Db, token_hash: Buffer, userId: nu
 
 export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<User | undefined> {
   const [found] = await db.select({
-    user: userColumns, link: authenticatedColumns('password_links'), row: authenticatedColumns('users')
+    user: shownColumns('users'), link: authenticatedColumns('password_links'), row: authenticatedColumns('users')
   })
     .from(password_links).innerJoin(users, eq(users.id, password_links.user_id))
     .where(and(isValidLink(token_hash), isNull(users.disabled_at)))

@@ -1,7 +1,8 @@
 import { sql } from 'drizzle-orm'
 import { lookUp, preparedSql, tampered, type Db } from '../../db/database.ts'
+import { joined } from '../../db/rows/joined.ts'
 import { numberOf } from '../../db/rows/query.ts'
-import { encryption_keys, secret_versions } from '../../db/tables.ts'
+import { columnsOf, encryption_keys, secret_versions } from '../../db/tables.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
 import type { VersionRow } from './versions.ts'
@@ -29,16 +30,18 @@ export interface PageLimit { versions: number, bytes: number }
  */
 export interface VersionContents { rows: VersionContent[], isEnd: boolean, lostAfter: number, lostBefore: number }
 
-type Row = Omit<VersionContent, 'id' | 'revision' | 'created_by_id' | 'created_at' | 'key' | 'older_revision'> &
-  Record<'id' | 'revision' | 'created_at', string> & Record<'created_by_id' | 'older_revision', string | null> &
-  Pick<KeyRow, 'data_key'> & { managed: KeyRow['managed'] | null, locked: boolean }
+type Row = Readonly<Record<string, unknown>> & Pick<KeyRow, 'data_key'> &
+  { older_revision: string | null, managed: KeyRow['managed'] | null, locked: boolean }
+
+const VERSION = joined('v', columnsOf(
+  secret_versions, 'id', 'action', 'revision', 'key_version', 'size_bytes', 'created_by_id', 'created_by_name',
+  'created_at', 'sealed'
+), { instead: { sealed: sql`CASE WHEN k.managed = 'server' AND NOT retention.locked THEN v.sealed END` } })
 
 // The inner queries select the versions by their sizes, so that the outer query reads only the contents of the page.
 // The innermost query reads one version more than the page, for `older_revision`.
 const newest = preparedSql<Row, Record<string, unknown>>('version_contents', ($) => sql`
-  SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.created_by_id, v.created_by_name, v.created_at,
-    page.older_revision, k.managed, k.data_key, retention.locked,
-    CASE WHEN k.managed = 'server' AND NOT retention.locked THEN v.sealed END AS sealed
+  SELECT ${VERSION.selected}, page.older_revision, k.managed, k.data_key, retention.locked
   FROM (
     SELECT organization_id, id, lead(revision) OVER older AS older_revision, row_number() OVER older AS place,
       sum(size_bytes) OVER older - size_bytes AS bytes_before
@@ -71,21 +74,19 @@ export async function listVersionContents (
   })
   const locked = found.findIndex((row) => row.locked)
   const kept = locked === -1 ? found : found.slice(0, locked)
-  const rows = kept.map(({ managed, data_key, locked: _, ...row }): VersionContent => ({
-    ...row,
-    id: Number(row.id),
-    revision: Number(row.revision),
-    older_revision: numberOf(row.older_revision),
-    created_by_id: numberOf(row.created_by_id),
-    created_at: new Date(row.created_at),
+  const rows = kept.map((row): VersionContent => {
+    const version = VERSION.read(row)!
+    const { data_key } = row
     // The row is manipulated, because the project has no key with the version that the row names.
-    key: { organization_id, project_id: project.id, version: row.key_version, data_key, managed: managed ?? tampered() }
-  }))
+    const managed = row.managed ?? tampered()
+    const key = { organization_id, project_id: project.id, version: version.key_version, data_key, managed }
+    return Object.assign(version, { older_revision: numberOf(row.older_revision), key })
+  })
   const isEnd = locked !== -1 || (found.at(-1)?.older_revision ?? null) === null
   // Each write of a document increments its revision, so the writes after the newest version are those with
   // `no_backup`. A concurrent write can have created a version with a higher revision than the loaded document; `max`
   // then gives 0.
-  const lostAfter = before === NEWEST ? Math.max(0, revision - Number(found[0]?.revision ?? 0)) : 0
+  const lostAfter = before === NEWEST ? Math.max(0, revision - Number(found[0]?.v_revision ?? 0)) : 0
   const oldest = rows.at(-1)
   const lostBefore = isEnd && locked === -1 && oldest !== undefined ? oldest.revision - 1 : 0
   return { rows, isEnd, lostAfter, lostBefore }

@@ -5,8 +5,9 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { renewLastVersion } from '../../db/rows/last-version.ts'
+import { joined } from '../../db/rows/joined.ts'
 import { andOwn, findByOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
-import { matching, numberOf } from '../../db/rows/query.ts'
+import { matching } from '../../db/rows/query.ts'
 import {
   columnsOf, encryption_keys, environments, keyColumns, organization_counters, plans, secret_versions, secrets
 } from '../../db/tables.ts'
@@ -40,13 +41,13 @@ const columns = {
 
 const { organization_id, history_id } = secret_versions
 const itsSecret = matching(secrets, { organization_id, history_id })
-type Page = Omit<VersionRow, 'id' | 'revision' | 'restored_from' | 'created_by_id' | 'created_at' | 'level'> &
-  Record<'id' | 'revision' | 'created_at', string> & Record<'restored_from' | 'created_by_id', string | null>
+type Page = Readonly<Record<string, unknown>> & Pick<VersionRow, 'managed' | 'locked'>
+
+const VERSION = joined('v', shown)
 
 // Most versions are under the project's current key, whose `managed` is a parameter, so few versions need a look-up.
 const listed = ($: Value) => sql`
-  SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.restored_from, v.created_by_id, v.created_by_name,
-    v.created_at,
+  SELECT ${VERSION.selected},
     CASE WHEN v.key_version = ${$('key_version')}::int THEN ${$('managed')}::varchar ELSE (SELECT k.managed
       FROM encryption_keys k
       WHERE k.organization_id = v.organization_id AND k.project_id = ${$('project_id')}::char(26)
@@ -155,15 +156,8 @@ export async function listVersions (
     rows = await walk(db, { ...its, revision: secret.revision, offset: skipped })
     if (from === 'oldest') rows.reverse()
   }
-  const found = rows.map((row) => ({
-    ...row,
-    id: Number(row.id),
-    revision: Number(row.revision),
-    restored_from: numberOf(row.restored_from),
-    created_by_id: numberOf(row.created_by_id),
-    created_at: new Date(row.created_at),
-    level: secret.level
-  }))
+  const found = rows.map((row) =>
+    Object.assign(VERSION.read(row)!, { managed: row.managed, level: secret.level, locked: row.locked }))
   return { rows: found, areFewer: rows.length < limit }
 }
 
