@@ -21,7 +21,7 @@ export const TeamProjectParams = Type.Object({
   organization: OrganizationInPath, team: TeamInPath, project: ProjectInPath
 })
 
-/** What a caller sets and may change: in a new team, in a change, and in responses. */
+// What a caller sets and may change: in a new team, in a change, and in responses.
 const settable = {
   created: CREATE_NAMED,
   changed: UPDATE_NAMED,

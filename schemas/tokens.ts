@@ -48,7 +48,7 @@ const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name:
     'the creator, or the user who rotated it last. A token created by a user, or by a token of that user, ends with the account, the membership and the grant that it was created with'
 })
 
-/** What a caller sets and may change: in a new token, in a change, and in responses. */
+// What a caller sets and may change: in a new token, in a change, and in responses.
 const settable = {
   created: { name: NewName },
   changed: { name: Type.Optional(Name) },

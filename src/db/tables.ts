@@ -491,7 +491,7 @@ export const token_removals = unauthenticated(
 
 /** No foreign key to the organization, because the organization is deleted first (`organization_removals`). */
 export const projects = authenticated('projects', {
-  id: ulid().notNull(),
+  id: hidden(ulid().notNull()),
   organization_id: ulid().notNull(),
   ...described,
   secret_format: varchar({ length: 8, enum: SECRET_FORMATS }).notNull(),

@@ -26,6 +26,9 @@ function converterOf (column: PgColumn): ((value: unknown) => unknown) | undefin
   return (value) => typeof value === 'string' ? Buffer.from(value.slice('\\x'.length), 'hex') : value
 }
 
+export const namesIn = (alias: string, columns: Columns): SQL =>
+  sql.raw(Object.keys(columns).map((name) => `${alias}.${name}`).join(', '))
+
 /**
  * Columns of a table that a statement joins. `selected` selects each as `alias_column`, and `read` reads them from a
  * row of the statement; null if the first one is null, because the statement has joined no row. `instead`: other

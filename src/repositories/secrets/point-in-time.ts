@@ -3,6 +3,8 @@ import type { Managed } from '../../../schemas/projects.ts'
 import { LEVELS } from '../../../schemas/secrets.ts'
 import { preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { joined } from '../../db/rows/joined.ts'
 import { numberOf, queryRows } from '../../db/rows/query.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
 import type { KeyRow, KeyState } from '../keys/encryption-keys.ts'
@@ -87,8 +89,9 @@ export interface PastDocument extends Pick<SecretRow,
   key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key' | 'managed'>
 }
 
-type Row = Omit<Authenticated<'secrets'>, 'organization_id' | 'revision' | 'sealed'> & { revision: string } &
-  Record<'is_future' | 'was_there' | 'is_stored' | 'locked', boolean> &
+const SECRET = joined('s', authenticatedColumns('secrets'), { instead: { sealed: sql`s.sealed IS NOT NULL` } })
+
+type Row = Readonly<Record<string, unknown>> & Record<'is_future' | 'was_there' | 'locked', boolean> &
   Record<'version' | 'current_version' | 'recorded_revision' | 'version_revision' | 'created_at', string | null> & {
     held: PastState | null
     version_key: number | null
@@ -109,8 +112,7 @@ const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) 
         AND created_at <= moment.at${andOwn(OF_TABLE)})) AS was_there,
     its.*, k.managed, k.data_key
   FROM moment CROSS JOIN cut LEFT JOIN LATERAL (
-    SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.level, s.level_id, s.revision,
-      s.key_version, s.sealed IS NOT NULL AS is_stored, s.size_bytes, s.mac, s.version AS current_version,
+    SELECT ${HELD} AS held, ${SECRET.selected}, s.version AS current_version,
       v.id AS version, v.revision AS version_revision, v.key_version AS version_key, v.created_at,
       ${isLocked(sql`${$('retention_days')}`)} AS locked,
       CASE ${HELD} WHEN 'current' THEN s.sealed WHEN 'version' THEN v.sealed END AS content,
@@ -123,7 +125,7 @@ const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) 
     ) AS s ${versions(andOwn)}
   ) AS its ON true LEFT JOIN LATERAL (
     SELECT managed, data_key FROM encryption_keys WHERE organization_id = moment.organization_id
-      AND project_id = its.project_id AND version = coalesce(its.version_key, its.key_version)${
+      AND project_id = its.s_project_id AND version = coalesce(its.version_key, its.s_key_version)${
         andOwn(OF_TABLE)} LIMIT 1
   ) AS k ON true`)
 
@@ -151,24 +153,26 @@ export async function findDocumentsAt (
 }
 
 function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row): PastDocument | undefined {
-  const { held, id, project_id, level, level_id } = row
-  if (held === null) return undefined
-  requireAuthentic(db, 'secrets', { ...row, organization_id, revision: Number(row.revision), sealed: row.is_stored })
+  const { held } = row
+  const secret = SECRET.read(row)
+  if (secret === null || held === null) return undefined
+  requireAuthentic(db, 'secrets', secret)
   if (held === 'none') return undefined
+  const { id, project_id, level, level_id } = secret
   // The row is manipulated, because the project has no key with the version that the row names.
   if (row.managed === null) return tampered()
   // `findLevel` has verified the MACs of the rows with these slugs.
   const slugs = [state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '']
   const path = slugs.slice(0, 1 + LEVELS.indexOf(level)).join('/')
   const isVersion = held === 'version'
-  const key_version = isVersion ? row.version_key! : row.key_version
+  const key_version = isVersion ? row.version_key! : secret.key_version
   return {
     held,
     path,
     id,
     level,
     level_id,
-    revision: Number(isVersion ? row.version_revision : row.revision),
+    revision: isVersion ? Number(row.version_revision) : secret.revision,
     key_version,
     version: numberOf(isVersion ? row.version : row.current_version),
     sealed: row.content,
