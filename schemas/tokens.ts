@@ -49,10 +49,11 @@ const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name:
 })
 
 // What a caller sets and may change: in a new token, in a change, and in responses.
+const Description = Type.Optional(Type.Union([Type.String({ maxLength: 500 }), Type.Null()]))
 const settable = {
-  created: { name: NewName },
-  changed: { name: Type.Optional(Name) },
-  shown: { name: Example(Type.String(), 'CI') }
+  created: { name: NewName, description: Description },
+  changed: { name: Type.Optional(Name), description: Description },
+  shown: { name: Example(Type.String(), 'CI'), description: Example(Nullable(Type.String()), null) }
 }
 
 const fields = {

@@ -66,6 +66,7 @@ function CreateToken ({ organization, done }: { organization: string, done: (cre
       path: { organization },
       body: {
         name,
+        description: fields.description || null,
         abilities: [...abilities],
         ...(days > 0 && { expires_at: new Date(Date.now() + days * 86_400_000).toISOString() }),
         ...(project !== '' && { restrictions: [{ project, ...chosenPart(fields) }] })
@@ -78,6 +79,7 @@ function CreateToken ({ organization, done }: { organization: string, done: (cre
   return (
     <Form name='token.create' run={create}>
       <Field label='Name of the token' name='name' required hint='Such as the program that uses it.' />
+      <Field label='Description, if you like' name='description' hint='What it is for, or who to ask: at most 500 characters.' />
       <fieldset>
         <legend>What may it do?</legend>
         <div class='choices'>
@@ -122,6 +124,7 @@ function TokenItem ({ organization, token, show }: {
   return (
     <li>
       <p><strong>{name}</strong> <code>{token_prefix}…{token_suffix}</code></p>
+      {token.description && <p>{token.description}</p>}
       <dl class='facts'>
         <div><dt>May</dt><dd>{wordsOfScopes(abilities)}</dd></div>
         <div><dt>Where</dt><dd>{restrictions.length === 0 ? 'the whole organization' : restrictions.map(({ project, ...part }) => partInWords(project, part)).join('; ')}</dd></div>

@@ -439,6 +439,7 @@ export const api_tokens = authenticated('api_tokens', {
   id: count().notNull().generatedAlwaysAsIdentity(),
   organization_id: hidden(ulid().notNull()),
   name: name(),
+  description: exempt(SHOWN, text()),
   /** SHA-256 of the token. The token itself is not stored. */
   token_hash: bytea().notNull(),
   token_prefix: varchar({ length: 12 }).notNull(),

@@ -51,6 +51,7 @@ t.test('a token is created once, with the members that the list shows, and works
     api_key: {
       id: api_key.id,
       name: 'CI',
+      description: null,
       token_prefix: token.slice(0, 12),
       token_suffix: token.slice(-4),
       abilities: ['secret:read', 'project:read'],
@@ -1102,6 +1103,40 @@ t.test('a rotation with an overlap interrupts no request, not even one that wait
     t.strictSame((await Promise.all(changes)).map((one) => one.status), changes.map(() => 201))
     live = body.token
   }
+})
+
+t.test('the description of a token is set, shown, changed and removed, and is not in the MAC', async (t) => {
+  const owner = await service.organization()
+  const described = async (id: string) => {
+    const { body: { data } } = await owner.call('GET', `${keysOf(owner)}/${id}`)
+    const list = await owner.call('GET', keysOf(owner))
+    t.strictSame((list.body.data as { id: string }[]).find((one) => one.id === id), data, 'a list shows the same')
+    return data.description as string | null
+  }
+  const long = 'é'.repeat(500)
+  for (const description of ['For the website\nAsk Rosa', '', long, null]) {
+    const created = await create(owner, { abilities: ['secret:read'], description })
+    t.equal(created.status, 201)
+    t.equal(created.body.api_key.description, description)
+    t.equal(await described(created.body.api_key.id), description)
+  }
+  const { body: { api_key: { id } } } = await create(owner, { abilities: ['secret:read'] })
+  const update = (body: object) => owner.call('PUT', `${keysOf(owner)}/${id}`, body)
+  t.equal(await described(id), null, 'null if it was left out')
+  t.equal((await update({ description: 'A' })).body.data.description, 'A')
+  t.equal((await update({ name: 'Other' })).body.data.description, 'A', 'an update that omits it keeps it')
+  t.equal((await owner.call('POST', `${keysOf(owner)}/${id}/rotate`, {})).body.api_key.description, 'A', 'so does a rotation')
+  for (const [path, method] of [[keysOf(owner), 'POST'], [`${keysOf(owner)}/${id}`, 'PUT']] as const) {
+    for (const description of [`${long}x`, 5, ['A']]) {
+      const answer = await owner.call(method, path, { name: 'CI', abilities: ['secret:read'], description })
+      t.strictSame(failing(answer), [422, 'validation_failed', ['description']])
+    }
+  }
+  t.equal(await described(id), 'A')
+  await service.write(`UPDATE api_tokens SET description = 'Forged' WHERE id = ${id}`)
+  t.equal(await described(id), 'Forged')
+  t.equal((await update({ description: null })).body.data.description, null)
+  t.equal(await described(id), null)
 })
 
 t.test('S-9.1: token_suffix is the end of the latest value: at creation and rotation, in lists, on /account', async (t) => {

@@ -43,7 +43,7 @@ t.test('a column that came after a release can be null', async (t) => {
 
 t.test('no response shows a hash, a key, sealed content, a MAC, or a person behind a token', async (t) => {
   t.strictSame(AUTHENTICATED.api_tokens.shown, [
-    'id', 'name', 'token_prefix', 'token_suffix', 'abilities', 'slices', 'expires_at', 'last_used_at',
+    'id', 'name', 'description', 'token_prefix', 'token_suffix', 'abilities', 'slices', 'expires_at', 'last_used_at',
     'created_by_type', 'created_by_id', 'created_by_name', 'created_at', 'updated_at'
   ])
   t.strictSame(Object.keys(shownColumns('users')), [
