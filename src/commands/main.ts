@@ -16,9 +16,7 @@ const NOUNS: Record<string, () => Promise<Noun>> = {
   backup: async () => (await import('./backup/backup.ts')).backupNoun,
   restore: async () => (await import('./backup/backup.ts')).restoreNoun,
   drill: async () => (await import('./backup/drill.ts')).noun,
-  rewrap: async () => (await import('./keys/rewrap.ts')).noun,
   key: async () => (await import('./keys/key.ts')).noun,
-  audit: async () => (await import('./audit/audit.ts')).noun,
   ...OPERATOR_NOUNS,
   openapi: async () => (await import('./serve/openapi-command.ts')).noun
 }

@@ -5,6 +5,8 @@ import type { Noun } from './common/noun.ts'
  * the embedded database open. Modules are imported on demand.
  */
 export const OPERATOR_NOUNS: Record<string, () => Promise<Noun>> = {
+  rewrap: async () => (await import('./keys/rewrap.ts')).noun,
+  audit: async () => (await import('./audit/audit.ts')).noun,
   organization: async () => (await import('./people/organizations.ts')).noun,
   user: async () => (await import('./people/users.ts')).noun,
   project: async () => (await import('./keys/re-encryption.ts')).noun,

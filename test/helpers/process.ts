@@ -10,7 +10,7 @@ import { main } from '../../src/cli.ts'
 import { until } from './until.ts'
 
 // Lines that a command writes every ten seconds, which only happens on a busy machine.
-const PROGRESS = /^(?:Backing up|Comparing|Exporting|Re-encrypting|Migration \d+ of \d+|Opening|Re-wrapping|Restoring|Verifying(?: the backup)?): \d[^\n]*\n/gm
+const PROGRESS = /^(?:Waiting for the embedded database, which [\w ]+ \(|(?:Backing up|Comparing|Exporting|Re-encrypting|Migration \d+ of \d+|Opening|Re-wrapping|Restoring|Verifying(?: the backup)?): )\d[^\n]*\n/gm
 const withoutProgress = (stderr: string) => stderr.replace(PROGRESS, '')
 
 /** The path of the compiled command line. */

@@ -98,7 +98,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
 
     t.same([mode(dir), mode(join(dir, 'postgres')), mode(keyFile)], [0o700, 0o700, 0o600], 'for their owner only')
     refused(t, await command(['serve'], { ...env, PORT: '0' }), new RegExp(`in use by process ${server.child.pid}: stop the service first`))
-    refused(t, await command(['rewrap'], env), /in use by process/)
+    refused(t, await command(['migrate'], env), /in use by process/)
     const { code, stdout } = await server.stop()
     t.equal(code, 0)
     t.notMatch(stdout, new RegExp(`"[^\\n]*${token}[^\\n]*"level"`), 'the token is in no log line')

@@ -148,7 +148,7 @@ t.test('an operator manages a running service with the embedded database, as a s
     t.match(ended.stderr, line)
   }
 
-  const locked = await run('audit', 'export')
+  const locked = await run('migrate')
   t.match(locked, { code: 1, stdout: '', stderr: /in use by process \d+/ })
 
   await run('client', 'list')

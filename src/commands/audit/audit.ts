@@ -1,11 +1,12 @@
 import { stat } from 'node:fs/promises'
+import { PassThrough } from 'node:stream'
 import { StringDecoder } from 'node:string_decoder'
 import { change } from '../../changes/change.ts'
 import { loadConfig, type Config } from '../../config.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { CallerEnded } from '../../db/rows/caller.ts'
-import { DatabaseUnavailable, isLockTimeout, type Db } from '../../db/database.ts'
+import { DatabaseUnavailable, DirectoryLocked, isLockTimeout, type Db } from '../../db/database.ts'
 import type { ChainKeyRow } from '../../db/events.ts'
 import { operatorOf } from '../../repositories/audit/audit.ts'
 import { countEvents, findBefore, findChain, listChains, readChain, type ChainRow } from '../../repositories/audit/chains.ts'
@@ -18,12 +19,15 @@ import {
 import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../../vault/audit/verification.ts'
 import { lockCurrentCanary } from '../../vault/keys/master-keys.ts'
 import { command, verbs, withOpened, type Noun } from '../common/noun.ts'
-import { FolderMissing, requireDatabase, requireKeyFolder } from '../common/data-dir.ts'
-import { Interrupted, lineOf, refuse } from '../common/command-errors.ts'
+import { orUndecided, requireDatabase, requireKeyFolder } from '../common/data-dir.ts'
+import { lineOf, refuse, StartError } from '../common/command-errors.ts'
+import { sendCommand } from '../common/in-service.ts'
 import { open, openKeyring, type Opened } from '../common/open.ts'
-import { NO_PROGRESS, withProgress } from '../common/progress.ts'
+import { advancing, NO_PROGRESS, withProgress } from '../common/progress.ts'
 import { retryDatabase } from '../common/retry.ts'
-import { readChunks, rowOf, warn, write } from '../common/stdio.ts'
+import {
+  readChunks, rowOf, warn, withTerminal, write, writeJson, type Progress, type Terminal
+} from '../common/stdio.ts'
 import { fail, FLAG, TEXT, timeOf } from '../common/words.ts'
 
 // An export is JSON Lines. The first line contains the wrapped first chain key. For each organization, lines with its
@@ -38,11 +42,12 @@ const MAX_LINE_LENGTH = 256 * 1024
 export const noun: Noun = {
   help: `  audit verify [--organization ID] [--since TIME | --file EXPORT] [--anchors LOG] [--json]
                                           verify the audit log in the database, or in an export without a database
-  audit export [--organization ID] [--since TIME]
+  audit export [--organization ID] [--since TIME] [--json]
                                           print the audit log as JSON Lines that can be verified offline
   audit rotate-key --organization ID | --all
                                           use a new chain key for later events
 `,
+  isOfInstallation: true,
 
   run: verbs('audit', {
     verify: command({
@@ -52,28 +57,21 @@ export const noun: Noun = {
       if (since !== undefined && filter.file !== undefined) {
         fail('--since cannot be combined with --file: an export states its own start')
       }
-      // Exit status 1 means a broken chain. Errors that prevent the verification have exit status 2.
-      try {
-        const config = loadConfig(env)
-        return await withProgress({ json, left: 'The verification is incomplete. Nothing was changed.' }, async (progress) => {
-          let status = 0
-          for await (const verified of verifyAudit(config, { ...filter, since }, progress)) {
-            if (verified.broken !== null) status = 1
-            await write(`${json ? JSON.stringify(verified) : describeVerified(verified)}\n`)
-          }
-          return status
-        })
-      } catch (error) {
-        if (error instanceof Interrupted || error instanceof FolderMissing) throw error
-        warn(lineOf(error))
-        return 2
-      }
+      const left = 'The verification is incomplete. Nothing was changed.'
+      return orUndecided(() => withProgress({ json, left }, async (progress) => {
+        let status = 0
+        for await (const verified of verifyAudit(loadConfig(env), { ...filter, since }, progress)) {
+          if (verified.broken !== null) status = 1
+          await (json ? writeJson(verified) : write(`${describeVerified(verified)}\n`))
+        }
+        return status
+      }))
     }),
 
-    export: command({ organization: TEXT, since: TEXT }, async ({ organization, since: text }, env) => {
-      const since = timeOf('--since', text)
+    export: command({ organization: TEXT, since: TEXT, json: FLAG }, async ({ organization, json, ...given }, env) => {
+      const since = timeOf('--since', given.since)
       const left = 'The export is incomplete: its last line is missing, so `audit verify --file` refuses it.'
-      return withProgress({ isData: true, left }, (progress) => withOpened(env, async (opened) => {
+      return withProgress({ json, isData: true, left }, (progress) => withOpened(env, async (opened) => {
         for await (const lines of exportEvents(opened, { organization, since }, progress)) await write(lines)
       }))
     }),
@@ -113,12 +111,47 @@ export async function * verifyAudit (
     yield * verifyFile(await openKeyring(config), file, filter, anchors, progress)
     return
   }
-  const opened = await open(config)
+  const opened = await open(config).catch((error: unknown) => {
+    if (error instanceof DirectoryLocked) return error
+    throw error
+  })
+  if (opened instanceof DirectoryLocked) {
+    // An export of one organization is refused if only an anchor names the organization: its events are missing.
+    const isAnchored = anchors.organizations().includes(filter.organization?.toUpperCase() ?? '')
+    const chunks = exportOfService(opened, isAnchored ? { since: filter.since } : filter, progress)
+    const wanted = isAnchored ? filter : {}
+    yield * verifyExport(await openKeyring(config), 'The export of the service', chunks, wanted, anchors)
+    return
+  }
   try {
     yield * verifyDatabase(opened, filter, anchors, progress)
   } finally {
     await opened.database.close()
   }
+}
+
+/**
+ * Yields an export by the service that has the embedded database open. The process of the command verifies the export:
+ * it can read the anchors, and costs the service less time.
+ */
+async function * exportOfService (
+  locked: DirectoryLocked, { organization, since }: Filter, progress: Progress
+): AsyncGenerator<Buffer> {
+  const out = new PassThrough()
+  const problems: string[] = []
+  const terminal: Terminal = {
+    write: (chunk) => new Promise((resolve, reject) => {
+      out.write(chunk, (error) => error ? reject(error) : resolve())
+    }),
+    warn: (line) => { problems.push(line) },
+    progress: () => ({ ...progress, begin: (_step, unit, total) => progress.begin('Verifying', unit, total), leaves () {} })
+  }
+  const options = Object.entries({ '--organization': organization, '--since': since?.toISOString() })
+    .flatMap(([option, value]) => value === undefined ? [] : [option, value])
+  withTerminal(terminal, () => sendCommand(locked, ['audit', 'export', ...options])).then(
+    (status) => status === 0 ? out.end() : out.destroy(new StartError(problems.join('\n'))),
+    (error: Error) => out.destroy(error))
+  yield * out as AsyncIterable<Buffer>
 }
 
 /**
@@ -245,12 +278,20 @@ export async function * exportEvents (
   yield line({ organizations: organizations.length, events })
 }
 
-/**
- * Verifies the chains of an export. Throws a StartError if the file is not a complete export, has no events of the
- * given organization, or needs a missing master key.
- */
+/** Verifies the chains of the export in a file, as `verifyExport` does. */
 export async function * verifyFile (
   keyring: Keyring, file: string, filter: Filter, anchors: Anchors, progress = NO_PROGRESS
+): AsyncGenerator<Verified> {
+  progress.begin('Verifying', 'bytes', await stat(file).then((found) => found.isFile() ? found.size : undefined, () => undefined))
+  yield * verifyExport(keyring, file, advancing(readChunks(file), progress), filter, anchors)
+}
+
+/**
+ * Verifies the chains of an export. Throws a StartError if it is not a complete export, has no events of the given
+ * organization, or needs a missing master key. `file` is its name for messages.
+ */
+async function * verifyExport (
+  keyring: Keyring, file: string, chunks: AsyncIterable<Buffer>, filter: Filter, anchors: Anchors
 ): AsyncGenerator<Verified> {
   let first: ChainKey | undefined
   let rows: ChainKeyRow[] = []
@@ -267,8 +308,7 @@ export async function * verifyFile (
     isBroken ||= verified.some(({ broken }) => broken !== null)
     return verified
   }
-  progress.begin('Verifying', 'bytes', await stat(file).then((found) => found.isFile() ? found.size : undefined, () => undefined))
-  for await (const text of linesOf(file, progress)) {
+  for await (const text of linesOf(chunks)) {
     const value = readLine(text)
     if (stated !== undefined) refuse(`${file} has trailing data after its last line`)
     if (first === undefined) {
@@ -333,7 +373,7 @@ const inWords = ({ organizations, events }: Counts) => `${events} events of ${or
 export async function readAnchors (file: string | undefined): Promise<Anchors> {
   const anchors = new Anchors()
   if (file === undefined) return anchors
-  for await (const text of linesOf(file)) {
+  for await (const text of linesOf(readChunks(file))) {
     if (!text.includes('audit anchor')) continue
     const { msg, organization, sequence, mac } = readLine(text) ?? {}
     const bytes = bytesOf(mac)
@@ -397,13 +437,12 @@ function opened (open: () => ChainKey['key'], isMasterKey: (id: string) => boole
   }
 }
 
-/** Yields the lines of a file; replaces a line that is too long with an empty line. */
-async function * linesOf (file: string, progress = NO_PROGRESS): AsyncGenerator<string> {
+/** Yields the lines of a text; replaces a line that is too long with an empty line. */
+async function * linesOf (chunks: AsyncIterable<Buffer>): AsyncGenerator<string> {
   const decoder = new StringDecoder('utf8')
   let rest = ''
   let isTooLong = false
-  for await (const piece of readChunks(file)) {
-    progress.advance(piece.length)
+  for await (const piece of chunks) {
     const lines = (rest + decoder.write(piece)).split('\n')
     rest = lines.pop()!
     if (isTooLong && lines.length > 0) {

@@ -23,25 +23,27 @@ import { writeStreamDurably } from '../common/durable.ts'
 import { fileCommand, type Noun } from '../common/noun.ts'
 import { lineOf, refuse, StartError } from '../common/command-errors.ts'
 import { checkKeys, openToRead, openDatabase, openKeyring, type Opened } from '../common/open.ts'
-import { NO_PROGRESS, withProgress, type Progress } from '../common/progress.ts'
-import { readChunks, shownName, warn, write } from '../common/stdio.ts'
-import { TEXT, TEXTS } from '../common/words.ts'
+import { advancing, NO_PROGRESS, withProgress } from '../common/progress.ts'
+import { readChunks, shownName, warn, write, writeJson, type Progress } from '../common/stdio.ts'
+import { fail, FLAG, TEXT, TEXTS } from '../common/words.ts'
 
 // Backs up the whole database to a file, and restores it into an empty PostgreSQL or embedded database (decision 0046).
 
 export const backupNoun: Noun = {
-  help: `  backup FILE [--recipient AGE-RECIPIENT ...]
+  help: `  backup FILE [--recipient AGE-RECIPIENT ...] [--json]
                                           back up the database to a file, encrypted if a recipient is given
 `,
 
-  run: fileCommand('backup', { recipient: TEXTS }, async (file, { recipient = [] }, env) => {
+  run: fileCommand('backup', { recipient: TEXTS, json: FLAG }, async (file, { recipient = [], json }, env) => {
+    if (json && file === '-') fail('--json needs a file: with -, standard output is the backup')
     const config = loadConfig(env)
     const isData = file === '-'
     const left = isData ? 'The backup on standard output is incomplete: delete it.' : 'No file was written.'
-    const made = await withProgress({ isData, left }, (progress) => backup(config, file, recipient, progress))
+    const made = await withProgress({ json, isData, left }, (progress) => backup(config, file, recipient, progress))
     const line = `Backed up ${describeSummary(made)}`
     // With `-`, the backup is written to standard output.
     if (file === '-') warn(line)
+    else if (json) await writeJson({ ...fieldsOf(made), is_recorded: made.unknown === undefined })
     else await write(`${line}\n`)
     if (made.unknown !== undefined) {
       warn(`The backup is not recorded in the metrics, because the database could not be updated: ${made.unknown}`)
@@ -50,14 +52,14 @@ export const backupNoun: Noun = {
 }
 
 export const restoreNoun: Noun = {
-  help: `  restore FILE [--identity FILE]          restore a backup into an empty database
+  help: `  restore FILE [--identity FILE] [--json] restore a backup into an empty database
 `,
 
-  run: fileCommand('restore', { identity: TEXT }, async (file, { identity }, env) => {
+  run: fileCommand('restore', { identity: TEXT, json: FLAG }, async (file, { identity, json }, env) => {
     const config = loadConfig(env)
-    const restored = await withProgress({ left: 'Nothing was restored, and the database was not changed.' }, (progress) =>
-      restore(config, { file, identity }, progress))
-    await write(`Restored ${describeSummary(restored)}\n`)
+    const left = 'Nothing was restored, and the database was not changed.'
+    const restored = await withProgress({ json, left }, (progress) => restore(config, { file, identity }, progress))
+    await (json ? writeJson(fieldsOf(restored)) : write(`Restored ${describeSummary(restored)}\n`))
   })
 }
 
@@ -285,6 +287,11 @@ function tablesOf (header: Header, found: readonly Table[]): Table[] {
 export const rowsIn = ({ counts }: Summary, name: string): number =>
   counts.find(({ table }) => table === name)?.rows ?? 0
 
+/** The fields of a summary in the output of `--json`. */
+export const fieldsOf = ({ made_at, bytes, counts }: Summary) => ({
+  made_at, bytes, digest: digestOf(counts), tables: Object.fromEntries(counts.map(({ table, rows }) => [table, rows]))
+})
+
 export function describeSummary (summary: Summary): string {
   const { counts, bytes, made_at } = summary
   const organizations = counted(rowsIn(summary, 'organizations'), 'organization')
@@ -310,13 +317,6 @@ async function * opened (
   } catch (error) {
     if (error instanceof StartError) throw error
     throw new DamagedBackup(`${shownName(file)} is damaged: decryption failed`)
-  }
-}
-
-async function * advancing (chunks: AsyncGenerator<Buffer>, progress: Progress): AsyncGenerator<Buffer> {
-  for await (const chunk of chunks) {
-    progress.advance(chunk.length)
-    yield chunk
   }
 }
 

@@ -3,7 +3,8 @@ import { join, resolve } from 'node:path'
 import type { Config } from '../../config.ts'
 import { hasCluster } from '../../db/database.ts'
 import { makeDirectoryDurably } from './durable.ts'
-import { refuse, StartError } from './command-errors.ts'
+import { Interrupted, lineOf, refuse, StartError } from './command-errors.ts'
+import { warn } from './stdio.ts'
 
 /** The directory of the embedded database. */
 export const directoryOf = ({ dataDir }: Config) => join(dataDir, 'postgres')
@@ -54,7 +55,18 @@ export function requireUnwritable (dataDir: string): void {
 const isMountPoint = (dir: string) => statSync(dir).dev !== statSync(`${dir}/..`).dev
 
 /** The data directory does not exist. The exit status is 1, also of commands that exit with 2 for other errors. */
-export class FolderMissing extends StartError {}
+class FolderMissing extends StartError {}
+
+/** Runs a check whose exit status 1 means a fault: errors that prevent the check have exit status 2. */
+export async function orUndecided (check: () => Promise<number>): Promise<number> {
+  try {
+    return await check()
+  } catch (error) {
+    if (error instanceof Interrupted || error instanceof FolderMissing) throw error
+    warn(lineOf(error))
+    return 2
+  }
+}
 
 /** Throws a StartError if the embedded database is missing. For commands that do not create a database. */
 export function requireDatabase (config: Config): void {

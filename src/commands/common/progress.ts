@@ -1,19 +1,7 @@
 import { SingleBar } from 'cli-progress'
 import { Interrupted } from './command-errors.ts'
 import { endBy, interceptSignal, statusOf, type Signal } from './scratch.ts'
-import { setDisplay, warn } from './stdio.ts'
-
-/** Shows the progress of a long command, and ends the command at SIGINT and SIGTERM. */
-export interface Progress {
-  /** Aborted by SIGINT and SIGTERM; the reason is an Interrupted. */
-  signal: AbortSignal
-  /** Begins a step, such as `Restoring`. `unit` is a plural noun; `bytes` are shown in MiB. */
-  begin (step: string, unit: string, total: number | undefined): void
-  /** Adds `by` units to the progress of the step. Throws an Interrupted after SIGINT or SIGTERM. */
-  advance (by?: number): void
-  /** Sets the sentence that an interruption prints about the state of the data. */
-  leaves (left: string): void
-}
+import { ownTerminal, setDisplay, warn, type Progress, type ProgressOptions } from './stdio.ts'
 
 /** For callers that show no progress and cannot be interrupted. */
 export const NO_PROGRESS: Progress = {
@@ -25,23 +13,20 @@ const LINE_INTERVAL_MS = 10_000
 const STEP_TIMEOUT_MS = 2_000
 const END_TIMEOUT_MS = 15_000
 
-interface Options {
-  /** Shows no progress, because a program reads standard output. */
-  json?: boolean | undefined
-  /** Standard output is data: shows no progress if standard output is a terminal. */
-  isData?: boolean
-  /** The sentence that an interruption prints until `leaves` is called. */
-  left: string
-}
-
 /**
- * Runs a long command. Shows a progress bar if standard error is a terminal, otherwise a line every ten seconds.
+ * Runs a long command. Shows a progress bar if standard error is a terminal, otherwise a line every ten seconds. Inside
+ * the service, the client of the command shows the progress and handles the signals.
  *
  * @throws Interrupted if SIGINT or SIGTERM ended the command
  */
 export async function withProgress<T> (
-  { json = false, isData = false, left }: Options, run: (progress: Progress) => Promise<T>
+  options: ProgressOptions, run: (progress: Progress) => Promise<T>
 ): Promise<T> {
+  const own = ownTerminal()?.progress(options)
+  // The end of the client or of the service may have caused another error.
+  if (own !== undefined) return run(own).catch((error) => { throw own.signal.aborted ? own.signal.reason : error })
+  const { json = false, isData = false } = options
+  let { left } = options
   const interruption = new AbortController()
   let signalled: Signal | undefined
   let timer: NodeJS.Timeout | undefined
@@ -81,6 +66,14 @@ export async function withProgress<T> (
   }
 }
 
+/** Advances the progress by the length of each chunk. */
+export async function * advancing (chunks: AsyncIterable<Buffer>, progress: Progress): AsyncGenerator<Buffer> {
+  for await (const chunk of chunks) {
+    progress.advance(chunk.length)
+    yield chunk
+  }
+}
+
 const sentence = (left: string) => `Interrupted. ${left}`
 
 interface Display { begin: Progress['begin'], advance (by: number): void, end (): void }
@@ -90,7 +83,7 @@ interface Step { name: string, unit: string, total: number | undefined, done: nu
 
 const beginStep = (name: string, unit: string, total: number | undefined): Step =>
   // A total of 0 means unknown: a deleted organization has events, but no counter row with their number.
-  ({ name, unit, total: total === 0 ? undefined : total, done: 0, since: performance.now() })
+  ({ name, unit, total: total || undefined, done: 0, since: performance.now() })
 
 function displayFor (isSilent: boolean): Display {
   if (isSilent) return { begin () {}, advance () {}, end () {} }

@@ -18,16 +18,42 @@ export async function * readChunks (file: string): AsyncGenerator<Buffer> {
   }
 }
 
+/** Shows the progress of a long command, and ends the command at SIGINT and SIGTERM. */
+export interface Progress {
+  /** Aborted by SIGINT and SIGTERM; the reason is an Interrupted. */
+  signal: AbortSignal
+  /** Begins a step, such as `Restoring`. `unit` is a plural noun; `bytes` are shown in MiB. */
+  begin (step: string, unit: string, total: number | undefined): void
+  /** Adds `by` units to the progress of the step. Throws an Interrupted after SIGINT or SIGTERM. */
+  advance (by?: number): void
+  /** Sets the sentence that an interruption prints about the state of the data. */
+  leaves (left: string): void
+}
+
+export interface ProgressOptions {
+  /** Shows no progress, because a program reads standard output. */
+  json?: boolean | undefined
+  /** Standard output is data: shows no progress if standard output is a terminal. */
+  isData?: boolean
+  /** The sentence that an interruption prints until `leaves` is called. */
+  left: string
+}
+
 /** The terminal of a command that runs inside the service. */
 export interface Terminal {
   write (chunk: string | Uint8Array): Promise<void>
   warn (line: string): void
+  /** Shows the progress of a long command, and ends the command when the client or the service does. */
+  progress (options: ProgressOptions): Progress
 }
 
 const terminal = new AsyncLocalStorage<Terminal>()
 
 /** Runs `act`, whose `write` and `warn` use this terminal instead of the standard streams of this process. */
 export const withTerminal = <T>(own: Terminal, act: () => Promise<T>): Promise<T> => terminal.run(own, act)
+
+/** The terminal of the command that runs here inside the service; undefined for a command in its own process. */
+export const ownTerminal = (): Terminal | undefined => terminal.getStore()
 
 let clearDisplay = () => {}
 
@@ -64,6 +90,9 @@ export async function write (output: string | Uint8Array): Promise<void> {
   })
   if (failed) refuse(`Standard output cannot be written (${failed.code})`)
 }
+
+/** Writes a value as a line of JSON to standard output. */
+export const writeJson = (value: object): Promise<void> => write(`${JSON.stringify(value)}\n`)
 
 /** Writes a line to standard error, escaped as `write` does. */
 export function warn (text: string): void {

@@ -1,15 +1,14 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { DirectoryLocked } from '../../db/database.ts'
 import { findLevel } from '../../repositories/levels/levels.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { findReEncryption, type Progress as ReEncryption } from '../../repositories/secrets/re-encryption.ts'
 import { counted } from '../../rules/formats/phrases.ts'
 import { refuse } from '../common/command-errors.ts'
-import { openedByService, sendCommand } from '../common/in-service.ts'
-import { command, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
+import { openedByService } from '../common/in-service.ts'
+import { command, verbs, withOpened, type Noun } from '../common/noun.ts'
 import type { Opened } from '../common/open.ts'
-import { withProgress, type Progress } from '../common/progress.ts'
-import { withTerminal, write } from '../common/stdio.ts'
+import { withProgress } from '../common/progress.ts'
+import { write, writeJson, type Progress } from '../common/stdio.ts'
 import { fail, FLAG, TEXT } from '../common/words.ts'
 
 const NAME = 're-encryption'
@@ -30,33 +29,22 @@ export const noun: Noun = {
     [NAME]: command({ organization: TEXT, project: TEXT, json: FLAG }, async ({ organization, project, json }, env) => {
       if (!organization || !project) return fail(`project ${NAME} needs --organization ID and --project SLUG`)
       const place = { organization, project }
-      // Inside the service, the command does not wait, because signals to the command do not reach the service.
-      return json || openedByService() !== undefined
-        ? withOpened(env, async (opened) => write(`${JSON.stringify(await stateOf(opened, place))}\n`))
-        : withProgress({ left: 'The re-encryption continues in the service.' }, (progress) => wait(env, place, progress))
+      return json
+        ? withOpened(env, async (opened) => writeJson(await stateOf(opened, place)))
+        : withProgress({ left: 'The re-encryption continues in the service.' }, (progress) =>
+          withOpened(env, (opened) => wait(opened, place, progress)))
     })
   })
 }
 
-async function wait (env: Environment, place: Place, progress: Progress): Promise<number> {
-  try {
-    return await withOpened(env, async (opened) => {
-      const { state } = await stateOf(opened, place)
-      if (state === 'running' && opened.database.kind !== 'postgres') {
-        refuse('The service re-encrypts the history, and does not run: start the service')
-      }
-      return show(progress, () => stateOf(opened, place))
-    })
-  } catch (error) {
-    if (!(error instanceof DirectoryLocked)) throw error
-    return show(progress, () => askService(error, place))
-  }
-}
-
-async function show (progress: Progress, read: () => Promise<State>): Promise<number> {
+async function wait (opened: Opened, place: Place, progress: Progress): Promise<number> {
+  const isAlone = opened.database.kind !== 'postgres' && openedByService() === undefined
   let before: State | undefined
   for (;;) {
-    const now = await read()
+    const now = await stateOf(opened, place)
+    if (now.state === 'running' && isAlone) {
+      refuse('The service re-encrypts the history, and does not run: start the service')
+    }
     // A further rotation adds versions to the total, so a new step begins.
     if (now.total !== before?.total) {
       progress.begin('Re-encrypting', 'versions', now.total)
@@ -81,17 +69,4 @@ async function stateOf ({ database: { db } }: Opened, place: Place): Promise<Sta
   const found = await findReEncryption(db, project) ?? refuse('No rotation of this project asked for a re-encryption')
   const { total, moved, unreadable, finished_at } = found
   return { state: finished_at === null ? 'running' : 'done', total, moved, unreadable }
-}
-
-// Runs the command with `--json` inside the service that has the embedded database open.
-async function askService (locked: DirectoryLocked, { organization, project }: Place): Promise<State> {
-  let out = ''
-  const lines: string[] = []
-  const terminal = {
-    write: async (chunk: string | Uint8Array) => { out += Buffer.from(chunk as string).toString() },
-    warn: (line: string) => { lines.push(line) }
-  }
-  const words = ['project', NAME, '--organization', organization, '--project', project, '--json']
-  const code = await withTerminal(terminal, () => sendCommand(locked, words))
-  return code === 0 ? JSON.parse(out) as State : refuse(lines.join('\n'))
 }

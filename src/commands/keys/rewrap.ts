@@ -1,30 +1,48 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
+import { loadConfig } from '../../config.ts'
 import { transaction } from '../../changes/transaction.ts'
-import type { Db } from '../../db/database.ts'
+import { DirectoryLocked, type Db } from '../../db/database.ts'
 import { countWrapped, deleteCanary, WRAPPED, type WrappedTable } from '../../repositories/keys/master-keys.ts'
 import {
   lockCurrentCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../../vault/keys/master-keys.ts'
 import { counted } from '../../rules/formats/phrases.ts'
+import { refuse } from '../common/command-errors.ts'
+import { openedByService, sendCommand } from '../common/in-service.ts'
 import { command, withOpened, type Noun } from '../common/noun.ts'
-import type { Opened } from '../common/open.ts'
+import { openKeyring, type Opened } from '../common/open.ts'
 import { DATABASE_TIMEOUT_MS, retryDatabase } from '../common/retry.ts'
 import { NO_PROGRESS, withProgress } from '../common/progress.ts'
-import { warn, write } from '../common/stdio.ts'
+import { warn, write, writeJson } from '../common/stdio.ts'
+import { FLAG, TEXT } from '../common/words.ts'
 
 export const noun: Noun = {
-  help: `  rewrap                                  re-wrap every stored key with the newest master key
+  help: `  rewrap [--onto ID] [--json]             re-wrap every stored key with the newest master key
 `,
+  isOfInstallation: true,
 
-  run: command({}, (_values, env) => withProgress({ left: 'No value was re-wrapped.' }, (progress) =>
-    withOpened(env, async (opened) => {
+  run: command({ onto: TEXT, json: FLAG }, ({ onto, json }, env) =>
+    withProgress({ json, left: 'No value was re-wrapped.' }, (progress) => withOpened(env, async (opened) => {
+      const { currentId } = opened.keyring
+      const isInService = openedByService() !== undefined
+      if (onto !== undefined && onto !== currentId) {
+        refuse(isInService
+          ? `The newest master key of the service is ${currentId}, not ${onto}: restart the service with ${onto} first`
+          : `The newest master key is ${currentId}, not ${onto}: set MASTER_KEY`)
+      }
+      if (isInService) warn(`Re-wrapping with the master keys with which the service started; the newest is ${currentId}`)
       const outcome = await rewrap(opened, undefined, progress)
       outcome.failures.forEach(warn)
-      await write(report(outcome, opened.keyring.currentId))
+      await (json ? writeJson({ master_key: currentId, ...outcome }) : write(report(outcome, currentId)))
       return outcome.failures.length > 0 || outcome.older.some(({ values }) => values > 0) ? 1 : 0
-    })))
+    })).catch(async (error: unknown) => {
+      if (!(error instanceof DirectoryLocked)) throw error
+      // An operator who set a new master key for this command alone expects that the values are wrapped with it.
+      const { currentId } = await openKeyring(loadConfig(env))
+      return sendCommand(error, ['rewrap', '--onto', onto ?? currentId, ...(json ? ['--json'] : [])])
+    }))
 }
 
 const BATCH = 200

@@ -4,19 +4,22 @@ import { counted } from '../../rules/formats/phrases.ts'
 import { command, type Noun } from '../common/noun.ts'
 import { openDatabase } from '../common/open.ts'
 import { withProgress } from '../common/progress.ts'
-import { write } from '../common/stdio.ts'
+import { write, writeJson } from '../common/stdio.ts'
+import { FLAG } from '../common/words.ts'
 
 export const noun: Noun = {
-  help: `  migrate                                 migrate the schema to this build
+  help: `  migrate [--json]                        migrate the schema to this build
 `,
 
-  run: command({}, async (_values, env) => {
+  run: command({ json: FLAG }, async ({ json }, env) => {
     // A migration needs no master key.
     const config = loadConfig(env)
-    const placed = await withProgress({ left: describeLeft(0) }, async (progress) => {
+    let migrations = 0
+    const placed = await withProgress({ json, left: describeLeft(0) }, async (progress) => {
       const database = await openDatabase(config)
       const steps = {
         onMigration (number: number, total: number, statements: number) {
+          migrations = total
           progress.leaves(describeLeft(number - 1))
           progress.begin(`Migration ${number} of ${total}`, 'statements', statements)
         },
@@ -24,7 +27,9 @@ export const noun: Noun = {
       }
       return database.migrate(progress.signal, { isThorough: true, steps }).finally(() => database.close())
     })
-    await write(`The schema is up to date.${placed === undefined ? '' : ` ${describePlaced(placed)}`}\n`)
+    if (!json) return write(`The schema is up to date.${placed === undefined ? '' : ` ${describePlaced(placed)}`}\n`)
+    const citus = placed && { tables: placed.tables, nodes: placed.nodes, is_checked: placed.isChecked }
+    return writeJson({ migrations, citus: citus ?? null })
   })
 }
 

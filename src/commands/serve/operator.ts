@@ -1,4 +1,5 @@
 import type { Client } from '../../db/database.ts'
+import { StartError } from '../common/command-errors.ts'
 import { commandIn, runInService } from '../common/in-service.ts'
 import { untilExit, type Environment } from '../common/noun.ts'
 import type { Opened } from '../common/open.ts'
@@ -15,6 +16,7 @@ interface Service {
 export function createOperator () {
   let service: Service | undefined
   const running = new Set<Promise<number>>()
+  const stopping = new AbortController()
   return {
     /**
      * Accepts commands from now on. Commands run with `env`, the environment of the service. `log` records the commands
@@ -23,9 +25,10 @@ export function createOperator () {
     start (started: Service): void {
       service = started
     },
-    /** Accepts no more commands, and waits until the running commands have ended. */
+    /** Accepts no more commands, ends long commands at their next step, and waits until no command runs. */
     async stop (): Promise<void> {
       service = undefined
+      stopping.abort(new StartError('The service stops: run the command again'))
       await Promise.allSettled(running)
     },
     /** Returns the exit status of a command; undefined for other requests. */
@@ -35,7 +38,7 @@ export function createOperator () {
       if (load === undefined) return undefined
       if (service === undefined) throw new Error('it is starting or stopping: run the command again')
       const { opened, env, log } = service
-      const mine = runInService(opened, client, async () => {
+      const mine = runInService(opened, client, stopping.signal, async () => {
         const { run, isOfInstallation } = await load()
         const status = await untilExit(() => run(args, env))
         if (isOfInstallation) log.info({ command: name, arguments: args, status }, 'operator command')

@@ -26,8 +26,11 @@ type Line = { part: unknown } | { result: unknown } | { error: string }
 export interface Client {
   /** Aborted when the client has disconnected. */
   signal: AbortSignal
-  /** Sends a part of the output, and waits until the client reads. Throws if the client has disconnected. */
-  send (part: unknown): Promise<void>
+  /**
+   * Sends a part of the output, and waits until the client reads or `signal` is aborted. Throws if the client has
+   * disconnected.
+   */
+  send (part: unknown, signal?: AbortSignal): Promise<void>
 }
 
 /**
@@ -61,9 +64,9 @@ export async function serveRequests (
     }
     const client: Client = {
       signal: disconnected.signal,
-      async send (part) {
+      async send (part, signal = disconnected.signal) {
         disconnected.signal.throwIfAborted()
-        if (!sendLine({ part })) await once(socket, 'drain', { signal: disconnected.signal })
+        if (!sendLine({ part })) await once(socket, 'drain', { signal })
       }
     }
     const run = async (request: Record<string, unknown>) => {
@@ -124,14 +127,15 @@ export async function requestCopy (dir: string, to: string): Promise<boolean> {
  * Throws if the request fails, or if the process does not respond.
  *
  * @param receive called with each part of the output, in order
+ * @param signal disconnects from the process
  */
 export async function sendRequest (
-  dir: string, request: object, receive: (part: unknown) => Promise<void> = async () => {}
+  dir: string, request: object, receive: (part: unknown) => Promise<void> = async () => {}, signal?: AbortSignal
 ): Promise<{ result: unknown } | undefined> {
   const text = JSON.stringify(request)
   if (text.length > MAX_REQUEST_LENGTH) throw new Error(`a request has at most ${MAX_REQUEST_LENGTH} characters`)
   const { base, close } = openDirectory(dir)
-  const socket = net.connect({ path: `${base}/${NAME}`, allowHalfOpen: true })
+  const socket = net.connect({ path: `${base}/${NAME}`, allowHalfOpen: true, ...(signal && { signal }) })
   let timer: NodeJS.Timeout | undefined
   const watch = () => {
     timer = setTimeout(() => socket.destroy(new Error(
