@@ -1,7 +1,7 @@
 import { Type, type Static, type TObject, type TProperties, type TSchema } from '@sinclair/typebox'
 import { UNREADABLE_REASONS, type UnreadableReason } from './documents.ts'
 import { AbilityName } from './scopes.ts'
-import { OneOf, Timestamp, ToldApart } from './shapes.ts'
+import { OneOf, Timestamp } from './shapes.ts'
 
 interface ErrorSpec {
   status: number
@@ -302,24 +302,58 @@ export function codeOf (code: ErrorCode): string {
 }
 
 /** Codes whose responses may have `errors`: field name → messages. */
-const WITH_ERRORS = new Set<ErrorCode>([
+export const WITH_ERRORS: readonly ErrorCode[] = [
   'validation_failed', 'slug_taken', 'abilities_are_fixed', 'restrictions_are_fixed', 'invalid_parameter_combination',
   'card_number_refused'
-])
+]
 
-// Fields of an error body in addition to `error` and `message`.
-function moreOf (code: ErrorCode): TProperties {
-  const { details, mayLackDetails }: ErrorSpec = ERRORS[code]
-  return {
-    ...(details && { details: mayLackDetails ? Type.Optional(details) : details }),
-    ...(WITH_ERRORS.has(code) && { errors: Type.Optional(Type.Record(Type.String(), Type.Array(Type.String()))) })
+const CODES = Object.keys(ERRORS) as ErrorCode[]
+const unique = <T>(values: readonly T[]) => [...new Set(values)]
+
+/**
+ * Errors that every operation can have, if it takes a token, has parameters or can be repeated. The OpenAPI document
+ * lists them once, as `default`; the description of an operation lists its other errors.
+ */
+export const COMMON_ERRORS: readonly ErrorCode[] = [
+  'malformed_request', 'malformed_json', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
+  'organization_inactive', 'second_factor_required', 'not_found', 'conflict', 'payload_too_large',
+  'unsupported_media_type', 'validation_failed', 'idempotency_key_reused', 'rate_limit_exceeded', 'internal_error',
+  'integrity_error', 'service_unavailable'
+]
+
+// All fields of `details`, for one schema of all errors. Their descriptions name the errors that have them.
+function detailsOfAll (): TProperties {
+  const fields = new Map<string, { schemas: TSchema[], codes: Map<string, string[]> }>()
+  for (const code of CODES) {
+    const { details }: ErrorSpec = ERRORS[code]
+    for (const [name, { description = '', ...schema }] of Object.entries((details?.properties ?? {}) as TProperties)) {
+      const { schemas, codes } = fields.get(name) ?? { schemas: [], codes: new Map<string, string[]>() }
+      const isNew = schemas.every((other) => JSON.stringify(other) !== JSON.stringify(schema))
+      fields.set(name, {
+        schemas: isNew ? [...schemas, schema as TSchema] : schemas,
+        codes: codes.set(description, unique([...codes.get(description) ?? [], codeOf(code)]))
+      })
+    }
   }
+  return Object.fromEntries([...fields].map(([name, { schemas, codes }]) => {
+    const [first, ...others] = schemas
+    const schema = others.length === 0 ? first! : Type.Union(schemas.flatMap(({ anyOf, ...one }) => anyOf ?? [one]))
+    const description = [...codes].map(([words, all]) => [all.join(', '), words].filter(Boolean).join(': ')).join('. ')
+    return [name, Type.Optional({ ...schema, [schema.title === undefined ? 'description' : 'x-here']: description })]
+  }))
 }
 
-function requiredOf (code: ErrorCode): TProperties {
-  const { details, ...more } = moreOf(code)
-  return details === undefined || (ERRORS[code] as ErrorSpec).mayLackDetails ? more : { details, ...more }
-}
+const ErrorBody = Type.Object({
+  error: OneOf(unique(CODES.map(codeOf)), { title: 'ErrorCode' }),
+  message: Type.String(),
+  details: Type.Optional(Type.Object(detailsOfAll(), {
+    title: 'ErrorDetails', description: 'The description of a field names the errors that can have it'
+  })),
+  errors: Type.Optional(Type.Object({}, {
+    description: `${WITH_ERRORS.join(', ')}: the messages about each field of the request`,
+    additionalProperties: Type.Array(Type.String())
+  }))
+}, { title: 'Error' })
 
 function exampleOf (code: ErrorCode) {
   const { example }: ErrorSpec = ERRORS[code]
@@ -327,42 +361,20 @@ function exampleOf (code: ErrorCode) {
     error: codeOf(code),
     message: messageOf(code, example),
     ...(example && { details: example }),
-    ...(WITH_ERRORS.has(code) && { errors: { name: ['Expected string'] } })
+    ...(WITH_ERRORS.includes(code) && { errors: { name: ['Expected string'] } })
   }
 }
 
-/**
- * The schema of all errors with a status: a union with the discriminator `error`. Codes with the same body share one
- * schema, named after the status or after the first code. Codes that differ only in optional details also share a
- * schema, which then has all these details.
- */
-export function ErrorBodies (status: number): TSchema {
-  return unionOf(bodiesOf(status), `Errors_${status}`)
-}
+const listed = (codes: readonly ErrorCode[]) => unique(codes.map(codeOf)).join(', ')
+const byStatus = (codes: readonly ErrorCode[]) => unique(codes.map((code) => ERRORS[code].status)).map((status) =>
+  [status, codes.filter((code) => ERRORS[code].status === status)] as const)
 
-/** Statuses whose errors mean the same in every operation: the OpenAPI document lists them once, as `default`. */
-export const COMMON_STATUSES = [400, 401, 413, 415, 500, 503]
+/** The schema of errors by status. It is the same for all statuses, but for its description and its example. */
+export const ERROR_BODIES: Readonly<Record<number, TSchema>> = Object.fromEntries(byStatus(CODES).map(
+  ([status, codes]) =>
+    [status, { ...ErrorBody, 'x-response-description': listed(codes), examples: [exampleOf(codes[0]!)] }]
+))
 
-/** The schema of all errors of `COMMON_STATUSES`. */
-export const CommonErrors = (): TSchema => unionOf(COMMON_STATUSES.flatMap(bodiesOf), 'Errors_common')
-
-function bodiesOf (status: number) {
-  const shapes = new Map<string, ErrorCode[]>()
-  for (const code of Object.keys(ERRORS) as ErrorCode[]) {
-    if (ERRORS[code].status !== status) continue
-    const shape = JSON.stringify(requiredOf(code))
-    shapes.set(shape, [...shapes.get(shape) ?? [], code])
-  }
-  return [...shapes.values()].map((codes) => {
-    const more = Object.assign({}, ...codes.map(moreOf)) as TProperties
-    const title = Object.keys(requiredOf(codes[0]!)).length === 0 ? `Error_${status}` : `Error_${codes[0]!}`
-    const schema = Type.Object({ error: OneOf(codes.map(codeOf)), message: Type.String(), ...more }, { title })
-    return { codes, schema }
-  })
-}
-
-function unionOf (bodies: ReturnType<typeof bodiesOf>, title: string): TSchema {
-  const examples = [exampleOf(bodies[0]!.codes[0]!)]
-  if (bodies.length === 1) return { ...bodies[0]!.schema, examples }
-  return ToldApart('error', bodies.map(({ schema }) => schema), { title, examples })
-}
+/** The errors that every operation can have, for the description of `default`. */
+export const COMMON_ERRORS_BY_STATUS =
+  byStatus(COMMON_ERRORS).map(([status, codes]) => `${status} ${listed(codes)}`).join('; ')

@@ -51,6 +51,7 @@ export function OAuthErrorBody (status: number) {
   const { description } = OAUTH_ERRORS[first]
   return Type.Object({ error: OneOf(codes), error_description: Type.String(), message: Type.String() }, {
     title: `OAuthError_${status}`,
+    'x-response-description': codes.join(', '),
     examples: [{ error: first, error_description: description, message: `${description}.` }]
   })
 }

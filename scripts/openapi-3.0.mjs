@@ -1,24 +1,24 @@
 // Writes dist/openapi-3.0.json, which the service serves: openapi.yaml converted to OpenAPI 3.0.3, for older code
-// generators. All errors have one schema there, because such generators support one error type per operation. A request
-// body has one media type, the first, and an operation one successful response, the last, because progenitor supports
-// no operation with two. An operation has one security scheme: with two, clients of typescript-fetch send the token
-// without `Bearer`. Successful responses with a body are at the operations, because swagger-typescript-api follows
-// no reference when it looks for their media types.
+// generators. The details of errors are any object there, and the errors of OAuth have one schema, because such
+// generators support few unions. A request body has one media type, the first, and an operation one successful
+// response, the last, because progenitor supports no operation with two. An operation has one security scheme: with
+// two, clients of typescript-fetch send the token without `Bearer`. Successful responses with a body are at the
+// operations, because swagger-typescript-api follows no reference when it looks for their media types.
 import { readFileSync, writeFileSync } from 'node:fs'
 import { parse } from 'yaml'
 
 const { info, components: { schemas, responses, securitySchemes, ...components }, paths: items, ...rest } =
   parse(readFileSync('openapi.yaml', 'utf8'))
 
-const NOTE = 'All errors have one schema in this edition, a request body has one media type, and an operation has one ' +
-  'successful response and one security scheme; the edition in OpenAPI 3.1 has all.'
+const NOTE = 'In this edition, the details of errors are any object, a request body has one media type, and an operation ' +
+  'has one successful response and one security scheme; the edition in OpenAPI 3.1 has all.'
 
 const ERROR = {
   title: 'Error',
   type: 'object',
   required: ['error', 'message'],
   properties: {
-    error: { type: 'string', description: 'the code: the response’s description names those that it can be' },
+    error: { type: 'string', description: 'the code: the description of the response lists the codes' },
     message: { type: 'string', description: 'for people' },
     details: { type: 'object', additionalProperties: true },
     errors: {
@@ -44,15 +44,13 @@ const DATA = new Set(['example', 'default', 'enum', 'required', 'security', 'x-a
 const mapValues = (object, change) =>
   Object.fromEntries(Object.entries(object).map(([name, value]) => [name, change(value)]))
 const nameIn = ({ $ref }) => /^#\/components\/schemas\/(.+)$/.exec($ref)?.[1]
-/** The schema that replaces the named schema of an error; undefined for other schemas. */
-const errorIn = (name) => /^(OAuth)?Errors?_/.test(name) ? name.startsWith('OAuth') ? 'OAuthError' : 'Error' : undefined
+const isOAuthError = (name = '') => name.startsWith('OAuthError_')
 
 function convert (value) {
   if (Array.isArray(value)) return value.map(convert)
   if (typeof value !== 'object' || value === null) return value
   const name = nameIn(value)
-  const error = name && errorIn(name)
-  if (error !== undefined) return { $ref: `#/components/schemas/${error}` }
+  if (isOAuthError(name)) return { $ref: '#/components/schemas/OAuthError' }
   // OpenAPI 3.0 ignores everything beside a $ref.
   if (name !== undefined && value.description !== undefined) {
     return { allOf: [{ $ref: value.$ref }], description: value.description }
@@ -97,18 +95,6 @@ const paths = mapValues(items, ({ parameters: ofPath = [], ...operations }) =>
     return { ...operation, ...(all.length > 0 && { parameters: all }) }
   }))
 
-/** Every code that an error of this schema can have. */
-function codesOf (schema) {
-  const { oneOf = [], properties } = schemas[nameIn(schema)] ?? {}
-  return [...properties?.error?.enum ?? [], ...oneOf.flatMap(codesOf)]
-}
-
-function withCodes (response) {
-  const codes = Object.values(response.content ?? {})
-    .filter(({ schema }) => errorIn(nameIn(schema) ?? '') !== undefined).flatMap(({ schema }) => codesOf(schema))
-  return codes.length === 0 ? response : { ...response, description: `${response.description}: ${codes.join(', ')}` }
-}
-
 function withOneMediaType ({ requestBody, ...operation }) {
   if (requestBody === undefined) return operation
   const [[type, media]] = Object.entries(requestBody.content)
@@ -145,7 +131,7 @@ const movedResponses = new Set(operations.flatMap((operation) => Object.entries(
   .filter(([status, reference]) => isInPlace(status, reference)).map(([, reference]) => nameOf(reference))))
 const otherResponses = Object.fromEntries(Object.entries(responses).filter(([name]) => !movedResponses.has(name)))
 const otherSchemas = Object.fromEntries(
-  Object.entries(schemas).filter(([name]) => errorIn(name) === undefined && !removedSchemas.has(name))
+  Object.entries(schemas).filter(([name]) => !/^(?:OAuth)?Error/.test(name) && !removedSchemas.has(name))
 )
 
 writeFileSync('dist/openapi-3.0.json', JSON.stringify({
@@ -162,7 +148,7 @@ writeFileSync('dist/openapi-3.0.json', JSON.stringify({
     securitySchemes: {
       [SCHEME]: { ...securitySchemes[SCHEME], description: 'An API token, or an access token of an application' }
     },
-    responses: convert(mapValues(otherResponses, withCodes)),
+    responses: convert(otherResponses),
     schemas: { ...mapValues(otherSchemas, convert), Error: ERROR, OAuthError: OAUTH_ERROR }
   },
   paths: convert(mapValues(paths, (operations) => mapValues(operations, (operation) =>

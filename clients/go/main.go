@@ -183,8 +183,8 @@ func main() {
 	step("rotate it once more: 429")
 	limited := rotate()
 	refused(limited, 429)
-	code(limited.JSON429.Error, "rate_limit_exceeded")
-	expect(*limited.Headers429.RetryAfter > 0)
+	code(limited.JSONDefault.Error, "rate_limit_exceeded")
+	expect(*limited.HeadersDefault.RetryAfter > 0)
 
 	step("list the keys")
 	keys := must(client.ListEncryptionKeysWithResponse(ctx, organization, project, nil))
@@ -301,7 +301,7 @@ func main() {
 		Project: project, Plaintext: new("A=third\n"),
 	}))
 	refused(forbidden, 403)
-	code(must(forbidden.JSON403.Discriminator()), "insufficient_permissions")
+	code(forbidden.JSONDefault.Error, "insufficient_permissions")
 
 	step("give it another value")
 	value := must(client.RotateApiTokenWithResponse(ctx, organization, token.ApiKey.Id, nil, strongroom.RotateTokenBody{}))
@@ -310,7 +310,7 @@ func main() {
 	step("read with the value that it had: 401")
 	unknown := read(reader, nil)
 	refused(unknown, 401)
-	code(must(unknown.JSONDefault.Discriminator()), "unauthenticated")
+	code(unknown.JSONDefault.Error, "unauthenticated")
 
 	step("delete the token")
 	empty(must(client.DeleteApiTokenWithResponse(ctx, organization, token.ApiKey.Id)))
@@ -356,14 +356,14 @@ func main() {
 	step("read a target that is not there: 404")
 	missing := must(client.GetTargetWithResponse(ctx, organization, project, "nowhere", nil))
 	refused(missing, 404)
-	code(missing.JSON404.Error, "not_found")
+	code(missing.JSONDefault.Error, "not_found")
 
 	step("store a document that does not parse: 422")
 	unreadable := must(client.StoreSecretsWithResponse(ctx, organization, nil, strongroom.StoreBody{
 		Project: project, Plaintext: new("what"),
 	}))
 	refused(unreadable, 422)
-	code(must(unreadable.JSON422.Discriminator()), "document_unreadable")
+	code(unreadable.JSON422.Error, "document_unreadable")
 
 	step("delete the document")
 	empty(must(client.DeleteSecretsWithResponse(ctx, organization, nil, strongroom.DeleteBody{

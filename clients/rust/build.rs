@@ -15,7 +15,7 @@ fn main() {
         let methods = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
         for operation in methods.into_iter().flatten() {
             let Some(errors) = operation.responses.default.take() else { continue };
-            for status in [400, 401, 413, 415, 500, 503] {
+            for status in [400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 503] {
                 operation.responses.responses.entry(StatusCode::Code(status)).or_insert_with(|| errors.clone());
             }
         }

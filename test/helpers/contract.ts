@@ -1,6 +1,6 @@
 import { Ajv2020, type AnySchema, type ValidateFunction } from 'ajv/dist/2020.js'
 import formats from 'ajv-formats'
-import { codeOf, COMMON_STATUSES, ERRORS, type ErrorCode } from '../../schemas/errors.ts'
+import { codeOf, ERRORS, WITH_ERRORS, type ErrorCode } from '../../schemas/errors.ts'
 
 // The statuses, error codes and schemas in the OpenAPI document, for tests that compare responses with the document.
 
@@ -24,7 +24,13 @@ export function operationsIn<Operation> (item: Record<string, Operation>): Recor
     [method, { ...operation, parameters: [...ofPath, ...operation.parameters ?? []] }]))
 }
 
-export interface Documented { description?: string, responses: Record<string, unknown> }
+export interface Documented {
+  operationId: string
+  description?: string
+  security?: object[]
+  parameters?: object[]
+  responses: Record<string, unknown>
+}
 
 /** The errors that the description of an operation lists as specific to it. */
 export function ownErrorsOf ({ description = '' }: { description?: string }): { status: number, code: string }[] {
@@ -33,11 +39,40 @@ export function ownErrorsOf ({ description = '' }: { description?: string }): { 
     ({ status: Number(row.slice(0, 3)), code: code! })))
 }
 
-/** The documented statuses of an operation, each with its error codes. `default` documents the common statuses. */
-export function answersOf (operation: Documented): Map<number, Set<string>> {
-  const codes = [...OF_ALL, ...ownErrorsOf(operation).map(({ code }) => code)]
-  const statuses = Object.keys(operation.responses)
-    .flatMap((status) => status === 'default' ? COMMON_STATUSES : [Number(status)])
+/** The codes in the description of an error response, such as `Not Found: not_found, no_subscription`. */
+export const codesIn = ({ description }: { description: string }): string[] =>
+  [...description.slice(description.indexOf(':')).matchAll(/[a-z_]{2,}/g)].map(String)
+
+/** The operation that describes an operation: the original of a duplicate, or the operation itself. */
+export function describing<T extends { operationId: string, description?: string }> (
+  operation: T, all: readonly T[]
+): T {
+  const [, original] = /^A duplicate of `(\w+)`\.$/.exec(operation.description ?? '') ?? []
+  return original === undefined ? operation : all.find(({ operationId }) => operationId === original)!
+}
+
+/** Statuses that `default` documents in all operations. */
+const OF_DEFAULT = [400, 401, 413, 415, 500, 503]
+
+/**
+ * The documented statuses of an operation, each with its error codes. `default` documents the errors that an operation
+ * can have because it takes a token, has a path with parameters, can be repeated, or belongs to the API.
+ */
+export function answersOf (path: string, operation: Documented, all: readonly Documented[]): Map<number, Set<string>> {
+  const own = ownErrorsOf(describing(operation, all))
+  const has = (part: unknown, word: string) => JSON.stringify(part ?? []).includes(word)
+  const ofDefault = path.startsWith('/api/oauth/')
+    ? []
+    : [
+        ...OF_DEFAULT,
+        ...has(operation.security, 'bearerToken') ? [403] : [],
+        ...path.includes('{') ? [404] : [],
+        ...has(operation.parameters, 'idempotency-key') ? [409] : [],
+        ...path.startsWith('/api/') ? [422, 429] : []
+      ]
+  const listed = Object.keys(operation.responses).filter((status) => status !== 'default').map(Number)
+  const codes = [...OF_ALL, ...own.map(({ code }) => code)]
+  const statuses = [...listed, ...ofDefault, ...own.map(({ status }) => status)]
   return new Map(statuses.map((status) => [status, new Set(codes.filter((code) => statusesOf(code).has(status)))]))
 }
 
@@ -68,4 +103,27 @@ function closed (value: unknown): unknown {
     [key, key === 'example' ? member : closed(member)]))
   const isObject = [copy.type].flat().includes('object') && typeof copy.properties === 'object'
   return isObject ? { additionalProperties: false, ...copy } : copy
+}
+
+const CODES = Object.keys(ERRORS) as ErrorCode[]
+const validateStrictly = createValidator({})
+const bodies = new Map<ErrorCode, object>(CODES.map((row) => {
+  const { details, mayLackDetails } = ERRORS[row] as { details?: object, mayLackDetails?: true }
+  return [row, {
+    type: 'object',
+    required: ['error', 'message', ...details === undefined || mayLackDetails ? [] : ['details']],
+    properties: {
+      error: { type: 'string', enum: [codeOf(row)] },
+      message: { type: 'string' },
+      ...(details && { details: JSON.parse(JSON.stringify(details)) }),
+      ...(WITH_ERRORS.includes(row) && { errors: { type: 'object', additionalProperties: { type: 'array' } } })
+    }
+  }]
+}))
+
+/** Validates an error as the catalogue declares its code. In the document, all errors have one schema. */
+export function errorFaults (status: number, body: { error?: string }): string[] {
+  const faults = CODES.filter((row) => codeOf(row) === body.error && ERRORS[row].status === status)
+    .map((row) => validateStrictly(bodies.get(row)!, body))
+  return faults.find((one) => one.length === 0) ?? faults[0] ?? [`${body.error} does not go with ${status}`]
 }

@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs'
 import { setTimeout as pause } from 'node:timers/promises'
 import type { Test } from 'tap'
 import { parse } from 'yaml'
-import { answersOf, createValidator, operationsIn, statusesOf, type Documented } from './contract.ts'
+import { answersOf, createValidator, errorFaults, operationsIn, type Documented } from './contract.ts'
 import { startServer, type cli } from './process.ts'
 import {
   client, dataKeyOf, look, openQueries, openWith, patient, replay, type Level, type Operation, type Reply,
@@ -36,8 +36,9 @@ const published = Object.entries(document.paths).map(([path, item]) => ({ parts:
     const [one, other] = [a, b].map(({ parts }) => parts.map((part) => part.startsWith('{') ? '~' : '!').join(''))
     return one! < other! ? -1 : 1
   })
-const documented = new Map([...published.flatMap(({ operations }) => Object.values(operations))].map((operation) =>
-  [operation, answersOf(operation)]))
+const allOperations = published.flatMap(({ operations }) => Object.values(operations))
+const documented = new Map(published.flatMap(({ parts, operations }) => Object.values(operations).map((operation) =>
+  [operation, answersOf(parts.join('/'), operation, allOperations)] as const)))
 
 /** Expected error codes by status, for errors before routing and for paths without an operation. */
 const BESIDE: Record<number, string[]> = {
@@ -89,9 +90,7 @@ export function outsideContract (method: string, path: string, { status, body, h
       wrong.push(`${body?.error} is not documented`)
     }
   }
-  if (status >= 400 && body?.error_description === undefined && statusesOf(body?.error).has(status) !== true) {
-    wrong.push(`${body?.error} does not go with it`)
-  }
+  if (status >= 400 && body?.error_description === undefined) wrong.push(...errorFaults(status, body ?? {}))
   return wrong.map((what) => `${method} ${path} ${status}: ${what}: ${JSON.stringify(body)?.slice(0, 300)}`)
 }
 

@@ -7,7 +7,7 @@ import { ERRORS, messageOf, type ErrorCode } from '../../schemas/errors.ts'
 import { buildApp } from '../../src/app.ts'
 import { loadConfig } from '../../src/config.ts'
 import { makeLevel, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
-import { answersOf, statusesOf } from '../helpers/contract.ts'
+import { answersOf, errorFaults } from '../helpers/contract.ts'
 import { OPERATIONS, prepare, publishedPaths, requestOf, settle, type World } from '../helpers/operations.ts'
 import { badlyFramed, FORWARDED, PATHOLOGICAL } from '../helpers/hostile.ts'
 import { byTurns, LONG } from '../helpers/long.ts'
@@ -1016,7 +1016,7 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
     else if (status >= 400) {
       const sound = operation.answers.get(status)!.has(
         body?.error
-      ) && typeof body.message === 'string' && statusesOf(body.error).has(status) &&
+      ) && errorFaults(status, body).length === 0 &&
         answer.headers['content-type'] === 'application/json; charset=utf-8' && !LEAK.test(answer.text.replace(
         /"errors":.*/, ''
       ))
@@ -1122,7 +1122,9 @@ interface Operation {
 /** The query, the body, and the error codes for each status of each operation in the OpenAPI document. */
 function publishedOperations (): Operation[] {
   // The OAuth endpoints have other formats, and their own tests.
-  return Object.entries(publishedPaths(service)).filter(
+  const paths = publishedPaths(service)
+  const all = Object.values(paths).flatMap((item) => Object.values(item))
+  return Object.entries(paths).filter(
     ([path]) => !path.startsWith('/api/oauth/')
   ).flatMap(([path, item]) => Object.entries(item).map(([method, operation]): Operation => ({
     id: operation.operationId,
@@ -1132,7 +1134,7 @@ function publishedOperations (): Operation[] {
       (parameter: any) => parameter.in === 'query'
     ).map((parameter: any) => parameter.name),
     body: componentOf(operation.requestBody?.content['application/json']?.schema),
-    answers: answersOf(operation)
+    answers: answersOf(path, operation, all)
   })))
 }
 

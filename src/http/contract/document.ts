@@ -1,6 +1,6 @@
 import { STATUS_CODES } from 'node:http'
 import { Document as YamlDocument, isCollection, isScalar, isSeq, Scalar, visit } from 'yaml'
-import { COMMON_STATUSES, CommonErrors } from '../../../schemas/errors.ts'
+import { COMMON_ERRORS_BY_STATUS, ERROR_BODIES } from '../../../schemas/errors.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { LEFT_OUT_HEADER } from '../responses/headers.ts'
 import { oneOfWords } from '../responses/serialization.ts'
@@ -236,7 +236,8 @@ function describe (paths: Paths): Paths {
     delete operation['x-own-statuses']
     for (const [status, response] of Object.entries(operation.responses)) {
       const names: (keyof typeof HEADERS)[] = isGood(status) ? [...limits] : ['X-Request-Id']
-      if (status === '429') names.push(...limits, 'Retry-After')
+      if (status === '429') names.push(...limits)
+      if (['429', COMMON].includes(status)) names.push('Retry-After')
       if (['401', '403', COMMON].includes(status)) names.push('WWW-Authenticate')
       if (/^(?:200|201|304)$/.test(status) && isTagged) names.push('ETag')
       if (status === '200' && isInParts) names.push('Link')
@@ -245,7 +246,7 @@ function describe (paths: Paths): Paths {
         response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${shortOf(name)}` }]))
       }
       if (response.description === 'Default Response' && isGood(status)) response.description = 'Done'
-      if (!isGood(status)) response.description = STATUS_CODES[status] ?? response.description
+      if (status in STATUS_CODES && !isGood(status)) response.description = `${STATUS_CODES[status]}: ${response.description}`
     }
     const [media] = Object.values(operation.requestBody?.content ?? {})
     // Documents each body with fields as required, because code generators leave out optional bodies or declare them in
@@ -260,18 +261,17 @@ function describe (paths: Paths): Paths {
 const hasFields = ({ properties = {}, anyOf, oneOf }: Json) =>
   anyOf !== undefined || oneOf !== undefined || Object.keys(properties as Json).length > 0
 
-// Replaces the error responses that every operation can have by one common response. Keeps the response of a status
-// with an error that only this operation has (`ownStatuses`).
+// Replaces the errors by one common response. Keeps the response of a status with an error that only this operation has
+// (`ownStatuses`), and the errors of OAuth, which have other schemas.
 function withCommon (responses: Named, ownStatuses: readonly number[]): Named {
-  const isCommon = (status: string, { content }: Json) => COMMON_STATUSES.includes(Number(status)) &&
-    !ownStatuses.includes(Number(status)) && /^Errors?_/.test(titleIn(content))
-  const rest = Object.entries(responses).filter(([status, response]) => !isCommon(status, response))
-  if (rest.length === Object.keys(responses).length) return responses
-  const schema = CommonErrors()
+  const isCommon = (status: string, { content }: Json) => titleIn(content) === 'Error' &&
+    !ownStatuses.includes(Number(status))
+  const { 'x-response-description': _, ...schema } = ERROR_BODIES[400]!
   return {
-    ...Object.fromEntries(rest),
+    ...Object.fromEntries(Object.entries(responses).filter(([status, response]) => !isCommon(status, response))),
     [COMMON]: withExamples({
-      description: 'An error that every operation can have', content: { 'application/json': { schema } }
+      description: `Errors that most operations have: ${COMMON_ERRORS_BY_STATUS}`,
+      content: { 'application/json': { schema } }
     }) as Json
   }
 }
@@ -280,7 +280,7 @@ function withCommon (responses: Named, ownStatuses: readonly number[]): Named {
 // `default` for the keyword of schemas.
 const COMMON = 'common'
 const titleIn = (content: unknown) =>
-  String((content as Named<{ schema?: Json }> | undefined)?.['application/json']?.schema?.title)
+  (content as Named<{ schema?: Json }> | undefined)?.['application/json']?.schema?.title
 
 // Moves defaults of request bodies into the descriptions, because code generators make fields with defaults required.
 // `x-here` is the description for one use of a named schema.
@@ -320,10 +320,10 @@ const PARAMETERS = '#/components/parameters/'
 
 // The component name of a parameter: its name, or `x-named` if different parameters have the same name. Parameters of
 // paths and queries get a prefix, because in Go clients they share a namespace with schemas such as `Charge`.
-function namedParameter ({ schema, ...rest }: Json) {
+function namedParameter ({ schema, required, ...rest }: Json) {
   const { 'x-named': named = rest.name, ...own } = schema as Json
   const prefix = rest.in === 'header' ? '' : `${String(rest.in)}_`
-  return { component: `${prefix}${String(named)}`, parameter: { ...rest, schema: own } as Json }
+  return { component: `${prefix}${String(named)}`, parameter: { ...rest, ...(required === true && { required }), schema: own } as Json }
 }
 
 const PLACES = ['path', 'query', 'header']

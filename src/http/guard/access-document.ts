@@ -1,19 +1,8 @@
-import type { FastifyContextConfig, RouteOptions } from 'fastify'
-import type { TSchema } from '@sinclair/typebox'
-import { codeOf, ERRORS, ErrorBodies, type ErrorCode } from '../../../schemas/errors.ts'
+import type { FastifyContextConfig, FastifySchema, RouteOptions } from 'fastify'
+import { codeOf, COMMON_ERRORS, ERROR_BODIES, ERRORS, type ErrorCode } from '../../../schemas/errors.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { LIMITS } from '../limits/limits.ts'
 import { isReader } from '../routes/routes.ts'
-import { namesLevel } from './level-lookup.ts'
-
-// Errors that every operation can return. The description of an operation lists its other errors.
-const OF_ALL = new Set<ErrorCode>([
-  'malformed_request', 'malformed_json', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
-  'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
-  'validation_failed', 'rate_limit_exceeded', 'internal_error', 'integrity_error', 'service_unavailable',
-  // Errors of every operation that supports `Idempotency-Key`.
-  'conflict', 'idempotency_key_reused'
-])
 
 /**
  * Adds security, error responses, limits and audit events to the schema of a route, from its `access`, `limit` and
@@ -25,24 +14,11 @@ export function documentAccess (route: RouteOptions): void {
   if (audit === undefined && !isReader(route)) {
     throw new Error(`${String(route.method)} ${route.url} changes something and does not declare config.audit`)
   }
-  const codes: ErrorCode[] = [
-    'malformed_request', 'unsupported_api_version', 'internal_error', 'service_unavailable', ...errors
-  ]
-  if (limit !== 'none') codes.push('rate_limit_exceeded')
-  if (access !== 'public') {
-    codes.push('unauthenticated', 'second_factor_required')
-    if (access !== 'authenticated') codes.push('insufficient_permissions')
-    if (!route.config?.whenInactive) codes.push('organization_inactive')
-  }
-  if (route.url.includes(':organization')) codes.push('not_found')
-  // The look-up of the level verifies the MACs of the rows.
-  if (namesLevel(route.config?.at)) codes.push('integrity_error')
-  const own = new Set<ErrorCode>(errors.filter((code) => !OF_ALL.has(code)))
-  const { body, querystring, response } = route.schema ?? {}
-  if (body || querystring) codes.push('validation_failed')
-  if (body) codes.push('malformed_json', 'unsupported_media_type')
-  // Without a body schema a body is ignored, but its size is limited.
-  if (!isReader(route)) codes.push('payload_too_large')
+  // Without `Idempotency-Key`, a conflict is an error of the operation itself.
+  const isCommon = (code: ErrorCode) =>
+    COMMON_ERRORS.includes(code) && (code !== 'conflict' || route.config?.repeatable === true)
+  const own = new Set<ErrorCode>(errors.filter((code) => !isCommon(code)))
+  const { response, deprecated } = (route.schema ?? {}) as FastifySchema & { deprecated?: boolean }
   const replaced = limitOfEffect && LIMITS[limitOfEffect].insteadOf
   const { mayNeed, lessAccess } = route.config ?? {}
   const less = lessAccess?.anyOf ?? []
@@ -56,10 +32,15 @@ export function documentAccess (route: RouteOptions): void {
     ...(limitOfEffect !== undefined && { 'x-limit-of-effect': limitOfEffect }),
     ...(replaced !== undefined && { 'x-limit-instead-of': replaced }),
     ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
-    ...(own.size > 0 && { 'x-own-statuses': [...own].map((code) => ERRORS[code].status) }),
-    description: descriptionOf(route, access === 'public' ? [] : alternatives, extra, less, own),
+    // A duplicate of an operation is described by that operation.
+    ...(deprecated !== true && {
+      'x-own-statuses': [...own].map((code) => ERRORS[code].status),
+      description: descriptionOf(route, access === 'public' ? [] : alternatives, extra, less, own)
+    }),
     security: access === 'public' ? [] : [...alternatives, ...less.map((scope) => [scope])].flatMap(securityOf),
-    response: route.config?.responseFormat === undefined ? { ...(response as object), ...errorsOf(codes) } : response
+    response: route.config?.responseFormat === undefined
+      ? { ...(response as object), ...(limit === 'none' ? UNLIMITED : ERROR_BODIES) }
+      : response
   }
 }
 
@@ -102,14 +83,4 @@ export function scopesOf (access: FastifyContextConfig['access']): readonly Scop
   return typeof access === 'string' ? [access] : access
 }
 
-// Cached, because nearly all routes have the same few statuses.
-const errorBodies = new Map<number, TSchema>()
-
-function errorsOf (codes: readonly ErrorCode[]): Record<number, TSchema> {
-  return Object.fromEntries(codes.map((code) => {
-    const { status } = ERRORS[code]
-    const schema = errorBodies.get(status) ?? ErrorBodies(status)
-    errorBodies.set(status, schema)
-    return [status, schema]
-  }))
-}
+const { 429: _, ...UNLIMITED } = ERROR_BODIES
