@@ -213,7 +213,7 @@ func main() {
 			ctx, organization, project, target, environment, nil, body))
 		return good(answer.JSON200, answer).Data
 	}
-	changed := change(strongroom.ChangeBody{Set: &map[string]string{"A": "third", "C": "new"}})
+	changed := change(strongroom.ChangeBody{Set: &map[string]any{"A": "third", "C": "new"}})
 	expect(slices.Equal(changed.Changed, []string{"A"}) && slices.Equal(changed.Added, []string{"C"}), changed)
 
 	step("remove one of them")
@@ -275,7 +275,7 @@ func main() {
 	step("plan a change without making it")
 	dry := must(client.ChangeEnvironmentSecretsWithResponse(ctx, organization, project, target, environment,
 		&strongroom.ChangeEnvironmentSecretsParams{DryRun: new(true)},
-		strongroom.ChangeBody{Set: &map[string]string{"A": "fourth"}}))
+		strongroom.ChangeBody{Set: &map[string]any{"A": "fourth"}}))
 	planned := good(dry.JSON200, dry)
 	expect(planned.Data.Version == nil && !planned.Data.Unchanged, planned)
 	expect(slices.Equal(planned.DryRun.Levels[0].Names.Changed, []string{"A"}), planned)
