@@ -231,9 +231,9 @@ function describe (paths: Paths): Paths {
     delete operation['x-etag']
     delete operation['x-next-page']
     if (operation.deprecated) operation.tags = [DEPRECATED]
-    const limits = '429' in operation.responses ? LIMITS : []
-    operation.responses = withCommon(operation.responses, operation['x-own-statuses'] as number[] | undefined ?? [])
-    delete operation['x-own-statuses']
+    const limits = operation['x-limited'] === true ? LIMITS : []
+    operation.responses = { ...operation.responses, [COMMON]: commonErrors() }
+    delete operation['x-limited']
     for (const [status, response] of Object.entries(operation.responses)) {
       const names: (keyof typeof HEADERS)[] = isGood(status) ? [...limits] : ['X-Request-Id']
       if (status === '429') names.push(...limits)
@@ -261,27 +261,28 @@ function describe (paths: Paths): Paths {
 const hasFields = ({ properties = {}, anyOf, oneOf }: Json) =>
   anyOf !== undefined || oneOf !== undefined || Object.keys(properties as Json).length > 0
 
-// Replaces the errors by one common response. Keeps the response of a status with an error that only this operation has
-// (`ownStatuses`), and the errors of OAuth, which have other schemas.
-function withCommon (responses: Named, ownStatuses: readonly number[]): Named {
-  const isCommon = (status: string, { content }: Json) => titleIn(content) === 'Error' &&
-    !ownStatuses.includes(Number(status))
+/**
+ * The schema of a route without the errors that `default` documents, because each schema of a response is converted for
+ * each operation. Keeps a status with an error that only this operation has (`x-own-statuses`).
+ */
+export function withOwnErrors (schema: Json = {}): Json {
+  const { response = {}, 'x-own-statuses': own = [], ...rest } = schema as { response?: Json, 'x-own-statuses'?: number[] }
+  const isOwn = (status: string, body: unknown) => body !== ERROR_BODIES[Number(status)] || own.includes(Number(status))
+  const kept = Object.fromEntries(Object.entries(response).filter(([status, body]) => isOwn(status, body)))
+  return { ...rest, ...(Object.keys(response).length > 0 && { response: kept }), 'x-limited': 429 in response }
+}
+
+function commonErrors (): Json {
   const { 'x-response-description': _, ...schema } = ERROR_BODIES[400]!
-  return {
-    ...Object.fromEntries(Object.entries(responses).filter(([status, response]) => !isCommon(status, response))),
-    [COMMON]: withExamples({
-      description: `Errors that most operations have: ${COMMON_ERRORS_BY_STATUS}`,
-      content: { 'application/json': { schema } }
-    }) as Json
-  }
+  return withExamples({
+    description: `Errors that most operations have: ${COMMON_ERRORS_BY_STATUS}`,
+    content: { 'application/json': { schema } }
+  }) as Json
 }
 
 // The key of the common response. `share` renames the key to `default` at the end, because `mapMembers` takes a member
 // `default` for the keyword of schemas.
 const COMMON = 'common'
-const titleIn = (content: unknown) =>
-  (content as Named<{ schema?: Json }> | undefined)?.['application/json']?.schema?.title
-
 // Moves defaults of request bodies into the descriptions, because code generators make fields with defaults required.
 // `x-here` is the description for one use of a named schema.
 const sayDefaults = (value: unknown): unknown => replaceObjects(value, ({ default: byDefault, ...object }) => {

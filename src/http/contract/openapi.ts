@@ -6,7 +6,7 @@ import { SCOPES } from '../../../schemas/scopes.ts'
 import { fail } from '../../rules/api-error.ts'
 import { VERSION } from '../../version.ts'
 import { DEPRECATED } from '../routes/aliases.ts'
-import { arrange, renderYaml, withPathParameters, type Document } from './document.ts'
+import { arrange, renderYaml, withOwnErrors, withPathParameters, type Document } from './document.ts'
 import { EXAMPLES } from './examples.ts'
 import { explainer, EXPLORER, LAST } from './explorer.ts'
 import { cachePages } from './page-cache.ts'
@@ -66,6 +66,7 @@ export async function installOpenApi (app: FastifyInstance, tagsOfDomains: Tags)
         }
       }
     },
+    transform: ({ schema, url }) => ({ schema: withOwnErrors(schema as Record<string, unknown>), url }),
     transformObject: (document) => {
       if (!('openapiObject' in document)) throw new Error('the document is OpenAPI 3.1')
       return arrange(document.openapiObject as unknown as Document) as unknown as typeof document.openapiObject
