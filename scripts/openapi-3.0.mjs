@@ -110,9 +110,11 @@ const nameOf = ({ $ref }) => $ref.split('/').at(-1)
 const responseOf = (reference) => responses[nameOf(reference)]
 const isInPlace = (status, reference) => isSuccess(status) && responseOf(reference).content !== undefined
 
+// The endpoints of OAuth have no `default`, because progenitor supports no operation with two types of errors.
 function withOneResponse (operation) {
-  const further = furtherResponses(operation)
-  const others = Object.entries(operation.responses).filter(([status]) => !further.includes(status))
+  const isOAuth = Object.values(operation.responses).some((reference) => nameOf(reference).startsWith('OAuthErr'))
+  const removed = [...furtherResponses(operation), ...isOAuth ? ['default'] : []]
+  const others = Object.entries(operation.responses).filter(([status]) => !removed.includes(status))
     .map(([status, reference]) => [status, isInPlace(status, reference) ? responseOf(reference) : reference])
   return { ...operation, responses: Object.fromEntries(others) }
 }

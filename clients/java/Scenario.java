@@ -245,7 +245,7 @@ public class Scenario {
     expect(addition.getId().equals(changed.getVersion()) && addition.getAttributes().getValue().equals("new"), changes);
 
     step("read the values");
-    Map<String, String> values = secrets.readEnvironmentValues(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, null);
+    Map<String, String> values = secrets.readEnvironmentValues(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, null, null);
     expect(values.equals(Map.of("A", "third", "B", "project")), values);
 
     step("list the names of all levels");
