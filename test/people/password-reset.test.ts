@@ -281,6 +281,23 @@ t.test('CR-48: an account without a password gets its first one, and the person 
   t.match(await service.sql(`SELECT is_verified, name FROM users WHERE id = ${id}`), [{ is_verified: true, name: 'Rosa Quill' }])
 })
 
+t.test('CR-60: the first name has no control or direction characters, unless it is the stored one', async (t) => {
+  const email = 'old@nimbus.example'
+  const stored = 'Old\u009bname'
+  const id = (await createUser(db, { email, name: stored, password_hash: null }))!
+  const link = await linkFor({ email })
+  for (const name of ['Ro\u202esa', 'Ro\nsa', '\x1b[2J', `${stored}!`]) {
+    const refused = await use(link, NEW, { name })
+    t.equal(refused.status, 422, JSON.stringify(name))
+    t.match(refused.text, 'Your name must not have control characters')
+  }
+  t.match(await service.sql(`SELECT is_verified, name FROM users WHERE id = ${id}`), [{ is_verified: false, name: stored }])
+  t.equal((await use(link, NEW, { name: stored })).status, 200)
+  const verified = await makePerson(service)
+  t.equal((await use(await linkFor(verified), NEW, { name: 'Ro\u202esa' })).status, 200, 'a field that the form does not have')
+  t.match(await service.sql(`SELECT name FROM users WHERE id = ${verified.id}`), [{ name: verified.name }])
+})
+
 t.test('CR-49: an address without an account gets the same response, statements and place in the mail queue', async (t) => {
   const [nimbus, cirrus] = [await service.organization(), await service.organization()]
   const member = await makePerson(service, { [nimbus.organization]: 'owner', [cirrus.organization]: 'member' })

@@ -31,7 +31,7 @@ import {
 } from '../../vault/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
-  inSessionOf, nameIn, problemWith, problemWithName, refusal, setPasswordByLink, signedIn, stepHash, withSecondFactor,
+  inSessionOf, passwordIn, problemWith, refusal, setPasswordByLink, signedIn, stepHash, withSecondFactor,
   WRONG_CODE
 } from './pages/browser.ts'
 import { endSession } from './console.ts'
@@ -223,10 +223,8 @@ export const accounts: Domain = async (app) => {
     const link = linkOf(request)
     const user = await findPasswordLink(app.db, hashToken(link))
     if (user === undefined) return EXPIRED
-    const password = form.get('password') ?? ''
     // An operator chose the name of an unverified account, so the user can change the name here.
-    const name = user.is_verified ? undefined : nameIn(form)
-    const problem = problemWithName(name, user.name) ?? problemWith(password)
+    const { password, name, problem } = passwordIn(form, user)
     if (problem !== undefined) return setPasswordPage(cookie, link, user, problem)
     const password_hash = await hashPassword(password, app.costs.password)
     const isDone = await setPasswordByLink(app, request, user, {
@@ -256,11 +254,9 @@ export const accounts: Domain = async (app) => {
     if (found === undefined) return INVITATION_GONE
     const { invitation, user } = found
     if (hasPassword(user)) return '/account'
-    const password = form.get('password') ?? ''
-    const problem = problemWithName(nameIn(form)) ?? problemWith(password)
+    const { password, problem, name = invitation.email.split('@')[0]!.slice(0, NAME_LENGTH) } = passwordIn(form, undefined)
     if (problem !== undefined) return joinPage(cookie, linkOf(request), invitation, problem)
     const password_hash = await hashPassword(password, app.costs.password)
-    const name = nameIn(form) ?? invitation.email.split('@')[0]!.slice(0, NAME_LENGTH)
     // The account may not exist yet, so the actor of the change is not the person. Each event has its own actor.
     const actor = { ...systemOf(invitation.organization_id), waited: request.waited }
     const { written: joined } = await change(app.db, actor, {

@@ -14,7 +14,7 @@ import {
 } from '../../repositories/people/password-resets.ts'
 import { findUserByEmail, type User } from '../../repositories/people/users.ts'
 import { canonicalEmail, isEmail } from '../../rules/formats/emails.ts'
-import { clientOf, forgetGuesses, formCookie, nameIn, problemWith, setPasswordByLink } from './pages/browser.ts'
+import { clientOf, forgetGuesses, formCookie, passwordIn, setPasswordByLink } from './pages/browser.ts'
 import { linkOf, pagesOf } from './pages/page-routes.ts'
 import {
   describeClient, forgotPasswordPage, linkSentPage, noResetPage, passwordResetPage, problemPage, resetPasswordPage,
@@ -106,11 +106,9 @@ export const passwordReset: Domain = async (app) => {
     const link = linkOf(request)
     const user = await findPasswordReset(app.db, link)
     if (user === undefined) return GONE
-    const password = form.get('password') ?? ''
-    const problem = problemWith(password)
+    const { password, name, problem } = passwordIn(form, user)
     if (problem !== undefined) return resetPasswordPage(cookie, link, user, problem)
     const password_hash = await hashPassword(password, app.costs.password)
-    const name = user.is_verified ? undefined : nameIn(form)
     const keepsSessions = form.get('end_sessions') !== 'yes'
     const isDone = await setPasswordByLink(app, request, user, {
       take: (db) => takePasswordReset(db, link),

@@ -191,14 +191,26 @@ export interface CodeGiven { user: Holder, code: string, counts: readonly Count[
 const MAX_CODE = 100
 export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MAX_CODE)
 
-/** Why a person cannot have this name, for the page; undefined if there is no problem. The stored name is none. */
-export const problemWithName = (name: string | undefined, stored?: string): string | undefined =>
+// The name of a new account; undefined if the field is empty.
+const nameIn = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
+
+// Why a person cannot have this name; undefined if there is no problem. The stored name is none.
+const problemWithName = (name: string | undefined, stored: string | undefined): string | undefined =>
   name === undefined || name === stored || isNewName(name)
     ? undefined
     : 'Your name must not have control characters or characters that change the direction of text.'
 
-/** The name of a new account; undefined if the field is empty. */
-export const nameIn = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
+/**
+ * The new password in a form of a link, and the name, which only a person without a verified account chooses. `problem`
+ * says why they cannot be stored.
+ */
+export function passwordIn (
+  form: Form, user: Pick<User, 'is_verified' | 'name'> | undefined
+): { password: string, name: string | undefined, problem: string | undefined } {
+  const password = form.get('password') ?? ''
+  const name = user?.is_verified ? undefined : nameIn(form)
+  return { password, name, problem: problemWithName(name, user?.name) ?? problemWith(password) }
+}
 
 /** A code that is entered during sign-in. Wrong codes are counted like wrong passwords, in counters of their own. */
 export async function codeOfStranger (
