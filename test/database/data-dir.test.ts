@@ -1,6 +1,8 @@
 // runs: no database; 5 s
 import { spawnSync } from 'node:child_process'
-import { chmodSync, chownSync, existsSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
+import {
+  chmodSync, chownSync, existsSync, mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync
+} from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { writeStreamDurably } from '../../src/commands/common/durable.ts'
@@ -43,6 +45,34 @@ t.test('CR-62: a DATA_DIR that every user can write, without the sticky bit, hol
     chmodSync(dir, mode)
     t.match(await command(['organization', 'list'], env), { code: 0, stdout: /Nimbus/ }, mode.toString(8))
   }
+})
+
+t.test('CR-62: a directory that every user can write holds no MASTER_KEY_FILE, wherever it is', async (t) => {
+  const parent = scratchDirectory(t)
+  const [keys, links] = [join(parent, 'keys'), join(parent, 'links')]
+  for (const directory of [keys, links]) mkdirSync(directory)
+  const [file, link] = [join(keys, 'key'), join(links, 'key')]
+  writeFileSync(file, `${generateMasterKey().text}\n`, { mode: 0o600 })
+  symlinkSync(file, link)
+  const verify = (MASTER_KEY_FILE: string) => command(
+    ['audit', 'verify', '--file', join(parent, 'export')], { DATA_DIR: join(parent, 'data'), MASTER_KEY_FILE }
+  )
+  const accepted = { code: 2, stdout: '', stderr: /export cannot be read \(ENOENT\)\n$/ }
+  const refused = (open: string) => ({
+    code: 2, stdout: '', stderr: `MASTER_KEY_FILE: every user can replace files in ${open} (mode 0777): chmod 700 it\n`
+  })
+  for (const mode of [0o700, 0o755, 0o770, 0o1777]) {
+    chmodSync(keys, mode)
+    t.match(await verify(file), accepted, mode.toString(8))
+  }
+  t.match(await verify(link), accepted)
+  chmodSync(keys, 0o777)
+  t.same(await verify(file), refused(keys))
+  t.same(await verify(link), refused(keys), 'the directory of the file')
+  chmodSync(keys, 0o700)
+  chmodSync(links, 0o777)
+  t.same(await verify(link), refused(links), 'the directory of the link')
+  t.match(await verify(file), accepted)
 })
 
 t.test('a mount point that every user can write is accepted if it is empty or all in it is closed to others', {

@@ -1,5 +1,5 @@
-import { accessSync, chmodSync, constants, lstatSync, readdirSync, statSync } from 'node:fs'
-import { join, resolve } from 'node:path'
+import { accessSync, chmodSync, constants, lstatSync, readdirSync, realpathSync, statSync } from 'node:fs'
+import { dirname, join, resolve } from 'node:path'
 import type { Config } from '../../config.ts'
 import { hasCluster } from '../../db/database.ts'
 import { makeDirectoryDurably } from './durable.ts'
@@ -30,25 +30,42 @@ const WRITABLE_BY_OTHERS = 0o002
 const STICKY = 0o1000
 
 /**
- * Throws a StartError if every user can replace the files of the data directory: it is writable for others, without the
- * sticky bit. Orchestrators mount empty volumes of mode 0777, so a mount point is accepted if everything in it belongs
- * to this user or to root, and is closed to other users.
+ * Throws a StartError if every user can replace the files of a directory: it is writable for others, without the sticky
+ * bit. Orchestrators mount empty volumes of mode 0777, so a mount point is accepted if everything in it belongs to this
+ * user or to root, and is closed to other users.
+ *
+ * @param name the variable that names the directory, or a file in it
  */
-export function requireUnwritable (dataDir: string): void {
-  const dir = resolve(dataDir)
+export function requireUnwritable (directory: string, name = 'DATA_DIR'): void {
+  const dir = resolve(directory)
   const { mode } = statSync(dir)
   const me = process.getuid?.()
   if (me === undefined || (mode & WRITABLE_BY_OTHERS) === 0 || (mode & STICKY) !== 0) return
   const open = isMountPoint(dir)
-    ? readdirSync(dir).find((name) => {
-      const { mode, uid } = lstatSync(join(dir, name))
+    ? readdirSync(dir).find((entry) => {
+      const { mode, uid } = lstatSync(join(dir, entry))
       return (mode & 0o077) !== 0 || (uid !== me && uid !== 0)
     })
     : ''
   if (open === undefined) return
   const bits = (mode & 0o7777).toString(8).padStart(4, '0')
-  refuse(`DATA_DIR: every user can replace files in ${dir} (mode ${bits}): chmod 700 it` +
+  refuse(`${name}: every user can replace files in ${dir} (mode ${bits}): chmod 700 it` +
     (open === '' ? '' : `, or make ${JSON.stringify(open)} belong to this user only`))
+}
+
+/** Like `requireUnwritable`, for the directory of MASTER_KEY_FILE, and that of the target of a symbolic link. */
+export function requireUnwritableKeyFile (file: string): void {
+  const directories = new Set([dirname(resolve(file)), dirname(realPathOf(file))])
+  for (const directory of directories) requireUnwritable(directory, 'MASTER_KEY_FILE')
+}
+
+// An open file that was deleted, as /dev/stdin can be, has no path.
+function realPathOf (file: string): string {
+  try {
+    return realpathSync(file)
+  } catch {
+    return resolve(file)
+  }
 }
 
 // `..` of a symbolic link is the parent of the link's target. A bind mount within one file system is not recognized.

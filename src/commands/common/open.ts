@@ -12,7 +12,9 @@ import { refuseUnreleased } from '../../db/migrate.ts'
 import { noteBackup, type Backup } from '../../repositories/operations/backlog.ts'
 import { listCanaries, wrapsNothing } from '../../repositories/keys/master-keys.ts'
 import { openRows } from '../../jobs/violations.ts'
-import { directoryOf, explainFiles, makeDataDir, requireDatabase, requireUnwritable } from './data-dir.ts'
+import {
+  directoryOf, explainFiles, makeDataDir, requireDatabase, requireUnwritable, requireUnwritableKeyFile
+} from './data-dir.ts'
 import { syncWithName, writeDurably } from './durable.ts'
 import { refuse, StartEnded, StartError } from './command-errors.ts'
 import { execProvider, isWrapped, masterKeyOf, type KeyProvider } from './key-provider.ts'
@@ -257,7 +259,11 @@ async function makeKeyring (
 
 function readMasterKey (config: Config): string | undefined {
   if (config.masterKey !== undefined) return config.masterKey
-  if (config.masterKeyFile !== undefined) return readKeyFile(config.masterKeyFile)
+  if (config.masterKeyFile !== undefined) {
+    const text = readKeyFile(config.masterKeyFile)
+    requireUnwritableKeyFile(config.masterKeyFile)
+    return text
+  }
   const file = keyFileOf(config)
   if (!existsSync(file)) return undefined
   requireUnwritable(config.dataDir)
