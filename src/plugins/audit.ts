@@ -7,6 +7,7 @@ import {
 import type { EventName } from '../../schemas/events.ts'
 import { PAGE_SIZE } from '../../schemas/shapes.ts'
 import { yieldToEventLoop } from '../crypto/event-loop.ts'
+import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { preferredType } from '../http/responses/negotiation.ts'
 import { principalOf } from '../http/routes/actor.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
@@ -21,6 +22,9 @@ import { refuse } from '../rules/api-error.ts'
 import { DAY, dayOf, daysUntil, EARLIEST, requireTimestamp } from '../rules/formats/timestamps.ts'
 import { pageMeta } from '../rules/pagination.ts'
 import { holds, scopesOfRole } from '../rules/roles.ts'
+
+// Days whose events are counted in one statement.
+const DAYS_OF_STEP = 10
 
 export const audit: Domain = async (app) => {
   app.get('/:organization/audit-events', {
@@ -66,7 +70,7 @@ export const audit: Domain = async (app) => {
       const { from, to, ...filter } = request.query
       const days = daysOf(filterOf({ from, to }))
       if (!seesEvents(principal)) return { data: [] }
-      const counts = await countEvents(app.lists, principal.organization.id, filter, days)
+      const counts = await inTurn(request, async (turn) => countInSteps(principal.organization.id, filter, days, turn))
       const data = days.map(({ date }, i) => {
         const count = Math.min(counts[i]!, MAX_COUNTED)
         const attributes = { date, count, is_capped: counts[i]! > MAX_COUNTED }
@@ -106,6 +110,22 @@ export const audit: Domain = async (app) => {
         .send(type === CSV_TYPE ? csvRecord(EXPORT_COLUMNS) + text : text)
     }
   })
+
+  // Counting the most events of 92 days takes the database some tenths of a second. In steps and turns, other
+  // organizations do not wait for it.
+  async function countInSteps (
+    organizationId: string, filter: Omit<EventFilter, 'from' | 'to'>, days: readonly CountedDay[],
+    { waitFor, pace }: Turn
+  ): Promise<number[]> {
+    const counts: number[] = []
+    for (let at = 0; at < days.length; at += DAYS_OF_STEP) {
+      const began = performance.now()
+      const some = days.slice(at, at + DAYS_OF_STEP)
+      counts.push(...await waitFor(countEvents(app.lists, organizationId, filter, some)))
+      await pace(began)
+    }
+    return counts
+  }
 
   // Looks up the names of all actors at once. Shows only names from lists that the caller may read.
   async function toItems (request: FastifyRequest, rows: readonly EventOfList[]) {

@@ -1,4 +1,5 @@
 // runs: both databases
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t, { type Test } from 'tap'
 import { EXPORT_COLUMNS, MAX_COUNTED, MAX_DAYS, MAX_EXPORTED } from '../../schemas/audit.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
@@ -144,6 +145,31 @@ t.test('the count of a day ends, and says so', async (t) => {
       { date: '2026-03-01', count: MAX_COUNTED, is_capped: false }, { date: '2026-03-02', count: MAX_COUNTED, is_capped: true }
     ], filter)
   }
+})
+
+t.test('an organization counts ten days at a time, in turns, so that others do not wait for the sum', async (t) => {
+  const [caller, other] = [await service.organization(), await service.organization()]
+  await insert(caller, 92, "'2026-01-01T00:00:00Z'::timestamptz + n * interval '1 day'")
+  const together: number[] = []
+  let counting = 0
+  const look = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: string }
+    if (!text.includes('AS counted) AS count')) return
+    if (phase === 'before') together.push(++counting)
+    else counting--
+  }
+  subscribe('strongroom:statement', look)
+  t.teardown(() => unsubscribe('strongroom:statement', look))
+  const count = async ({ call, organization }: Caller) =>
+    call('GET', `/${organization}/audit-events/counts?from=2026-01-01T00:00:00Z&to=2026-04-03T00:00:00Z`)
+  const all = await Promise.all([caller, caller, caller, caller].map(count))
+  for (const { status, body } of all) {
+    t.equal(status, 200)
+    t.equal(body.data.length, MAX_DAYS)
+    t.ok(body.data.every(({ attributes }: { attributes: { count: number } }) => attributes.count === 1))
+  }
+  t.same(together, Array(4 * 10).fill(1), 'one at a time')
+  t.same((await count(other)).body.data.map(({ attributes }: any) => attributes.count), Array(MAX_DAYS).fill(0))
 })
 
 /** All parts of an export. */
