@@ -53,9 +53,9 @@ export async function run (argv: string[], env: Environment, begin = () => {}): 
     })
   }
   if (load === undefined) {
-    process.stderr.write(name === ''
-      ? await usage()
-      : `Unknown command ${name}${didYouMean(Object.keys(NOUNS), name)}. \`help\` lists the commands.\n`)
+    warn(name === ''
+      ? (await usage()).trimEnd()
+      : `Unknown command ${name}${didYouMean(Object.keys(NOUNS), name)}. \`help\` lists the commands.`)
     begin()
     return 2
   }
