@@ -3,10 +3,13 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { connect } from '../../src/db/database.ts'
 import { migrateSchema } from '../../src/db/migrate.ts'
+import { MEANING } from '../../src/db/postgres/session.ts'
 import { makeLevel, startIsolatedApp } from '../helpers/app.ts'
 import { createOnCitus, dropOnCitus, urlOf, useOwnCitus } from '../helpers/citus.ts'
 import { copyOfMigrations } from '../helpers/migrations.ts'
+import { callAs, makePerson } from '../helpers/people.ts'
 import { command } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 
 t.setTimeout(300_000)
 
@@ -88,6 +91,40 @@ t.test('migrate checks the nodes before it places tables, and says what is missi
   await clientOf(t, urls[2]!)`ALTER DATABASE unset RESET citus.enable_unsafe_triggers`
   t.ok((await migrate(url))!.tables > 40, 'places the tables')
   t.same(await migrate(url), { tables: 0, nodes: [], isChecked: false }, 'places nothing again')
+})
+
+t.test('CR-61: settings of the role have no effect on the connections between the nodes', async (t) => {
+  const service = await startIsolatedApp(t)
+  const { organization: o } = await service.organization()
+  const person = await makePerson(service, { [o]: 'owner' })
+  const call = await callAs(service, person)
+  const url = service.env.DATABASE_URL!
+  const hostile: Record<string, string> = {
+    bytea_output: 'escape',
+    extra_float_digits: '-5',
+    DateStyle: 'SQL, DMY',
+    IntervalStyle: 'sql_standard',
+    TimeZone: 'Asia/Tokyo',
+    xmlbinary: 'hex',
+    array_nulls: 'off',
+    default_transaction_isolation: 'serializable'
+  }
+  const shown = async () => (await clientOf(t, url).unsafe(`SELECT result FROM run_command_on_all_nodes(
+    $$SELECT json_object_agg(name, setting) FROM pg_settings WHERE name IN ('${Object.keys(hostile).join("', '")}')$$,
+    parallel => false)`)).map(({ result }) => JSON.parse(result))
+  const right = Object.fromEntries(Object.keys(hostile).map((name) => [name, MEANING[name as keyof typeof MEANING]]))
+  t.strictSame(await shown(), [right, right, right])
+  const onNodes = (change: (name: string) => string) => Promise.all(nodes.map((node) =>
+    clientOf(t, node.url).unsafe(['SET citus.enable_ddl_propagation = off', ...Object.keys(hostile).map(change)].join(';'))))
+  await onNodes((name) => `ALTER ROLE postgres SET ${name} = '${hostile[name]}'`)
+  t.strictSame(await shown(), [right, right, right])
+  for (const node of nodes.slice(1)) {
+    await clientOf(t, node.url)`SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+      WHERE datname = ${new URL(url).pathname.slice(1)} AND pid <> pg_backend_pid() AND backend_type = 'client backend'`
+  }
+  t.ok(await until(async () => (await call('GET', `/organizations/${o}`)).status === 200))
+  t.match(await command(['migrate'], service.env), { code: 0, stdout: /No setting had to be changed/ })
+  await onNodes((name) => `ALTER ROLE postgres RESET ${name}`)
 })
 
 t.test('migrate sets the settings of a copied database and of each node that lacks them, and says on which', async (t) => {

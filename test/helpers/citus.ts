@@ -96,15 +96,17 @@ export async function createOnCitus (nodes: readonly string[], name: string): Pr
   return urlOf(coordinator!.href, name)
 }
 
-// Copies the settings that `ALTER DATABASE` has set for the template. Citus executes this statement on the other nodes
-// only in a database whose OID it knows, and it does not know the OID of a copy.
+// Copies the settings that `ALTER DATABASE` and `ALTER ROLE … IN DATABASE` have set for the template. Citus executes
+// these statements on the other nodes only in a database whose OID it knows, and it does not know the OID of a copy.
 const copySettings = (name: string, template: string) => `
-  DO $$ DECLARE setting text; BEGIN
-    FOR setting IN
-      SELECT unnest(setconfig) FROM pg_db_role_setting JOIN pg_database ON oid = setdatabase
-      WHERE datname = '${template}' AND setrole = 0
+  DO $$ DECLARE its record; BEGIN
+    FOR its IN
+      SELECT unnest(setconfig) AS setting, CASE setrole WHEN 0 THEN '' ELSE 'ROLE CURRENT_USER IN ' END AS of_role
+      FROM pg_db_role_setting JOIN pg_database d ON d.oid = setdatabase LEFT JOIN pg_roles r ON r.oid = setrole
+      WHERE datname = '${template}' AND (setrole = 0 OR rolname = current_user)
     LOOP
-      EXECUTE format('ALTER DATABASE ${name} SET %s = %L', split_part(setting, '=', 1), split_part(setting, '=', 2));
+      EXECUTE format('ALTER %sDATABASE ${name} SET %s = %L', its.of_role,
+        split_part(its.setting, '=', 1), split_part(its.setting, '=', 2));
     END LOOP;
   END $$`
 

@@ -178,18 +178,33 @@ async function checkNodes (db: Db) {
   }
 }
 
-// For each node, the settings whose values differ from `DEFAULTS`, with their present values.
+// A setting of the role comes before a default of the database, and a setting of the role in this database before both.
+// So these are set for the role of the service in its database, too.
+const OF_ROLE = Object.keys(MEANING)
+
+const SETTINGS_OF_ROLE = `
+  SELECT coalesce(json_agg(split_part(setting, '=', 1)), '[]') FROM pg_db_role_setting
+    JOIN pg_roles r ON r.oid = setrole JOIN pg_database d ON d.oid = setdatabase CROSS JOIN unnest(setconfig) AS setting
+  WHERE rolname = current_user AND datname = current_database()`
+
+// For each node, the settings that are not set, or whose values differ from `DEFAULTS`, with their present values.
 async function findUnset (db: Db): Promise<{ node: string, wrong: [name: string, value: string][] }[]> {
   const names = Object.keys(DEFAULTS).map((name) => `'${name}'`).join()
-  const answers = await onNodes(db, `SELECT json_object_agg(name, setting) FROM pg_settings WHERE name IN (${names})`)
+  const answers = await onNodes(db, `SELECT json_build_array(
+    (SELECT json_object_agg(name, setting) FROM pg_settings WHERE name IN (${names})), (${SETTINGS_OF_ROLE}))`)
   return answers.flatMap(({ node, success, result }) => {
     if (!success) throw new CitusError(`${node}: the settings cannot be read: ${result}`)
-    const settings = JSON.parse(result) as Record<string, string>
-    const wrong = Object.keys(DEFAULTS).filter((name) => settings[name] !== DEFAULTS[name])
+    const [settings, ofRole] = JSON.parse(result) as [Record<string, string>, string[]]
+    const isRight = (name: string) =>
+      settings[name] === DEFAULTS[name] && (!OF_ROLE.includes(name) || ofRole.includes(name))
+    const wrong = Object.keys(DEFAULTS).filter((name) => !isRight(name))
       .map((name): [string, string] => [name, settings[name] ?? 'unknown'])
     return wrong.length > 0 ? [{ node, wrong }] : []
   })
 }
+
+const inDatabase = (altered: string, names: readonly string[]) => names.map((name) =>
+  `EXECUTE format('ALTER ${altered} %I SET ${name} = %L', current_database(), '${DEFAULTS[name]}');`)
 
 /**
  * Checks the settings of each node of a Citus cluster, and sets missing `DEFAULTS` for this database: a copy of the
@@ -202,12 +217,10 @@ export async function setDefaults (db: Db): Promise<string[]> {
   await checkNodes(db)
   const unset = await findUnset(db)
   if (unset.length === 0) return []
-  const names = new Set(unset.flatMap(({ wrong }) => wrong.map(([name]) => name)))
   // Sets the defaults on each node separately, because Citus does not propagate ALTER DATABASE for a copied database.
   const answers = await onNodes(db, `DO $do$ BEGIN
     PERFORM set_config('citus.enable_ddl_propagation', 'off', true);
-    ${[...names].map((name) => `
-      EXECUTE format('ALTER DATABASE %I SET ${name} = %L', current_database(), '${DEFAULTS[name]}');`).join('')}
+    ${[...inDatabase('DATABASE', Object.keys(DEFAULTS)), ...inDatabase('ROLE CURRENT_USER IN DATABASE', OF_ROLE)].join('\n')}
     END $do$`)
   for (const { node, success, result } of answers) {
     if (!success) throw new CitusError(`${node}: the settings cannot be set: ${result}`)
