@@ -94,7 +94,8 @@ const STATEMENTS: Record<string, number> = {
   getMember: 2,
   getMemberAccess: 5,
   listAuditEvents: 4,
-  countAuditEvents: 2,
+  // Its default is a month: ten days in a statement.
+  countAuditEvents: 5,
   exportAuditEvents: 3,
   inviteMember: 15,
   listInvitations: 2,
