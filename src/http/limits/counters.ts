@@ -132,6 +132,7 @@ export function shareCounters (
   metrics?.watch('gauge', name, 'Whether each process counts limits for itself', () => Number(isAlone))
   let isAlone = false
   let askedAt = 0
+  let answered = 0
   const turn: Counting[] = []
   let shared: Promise<Counted[] | undefined>
 
@@ -145,7 +146,7 @@ export function shareCounters (
   // Returns undefined if the shared counters fail or are late. Ignores a late result, because it shows that the shared
   // counters are slow: with these counters, each request waits for the timeout.
   async function ask (of = [PROBE]): Promise<Counted[] | undefined> {
-    askedAt = performance.now()
+    const began = askedAt = performance.now()
     let timer: NodeJS.Timeout | undefined
     const late = new Promise<never>((_resolve, reject) => {
       // `setImmediate` runs after messages are read, so a result that arrived while the event loop was blocked is in
@@ -154,10 +155,12 @@ export function shareCounters (
     })
     try {
       const counted = await Promise.race([count(of), late])
+      answered = Math.max(answered, began)
       set(false)
       return counted
     } catch (error) {
-      set(true, error as Error)
+      // A later query may have succeeded.
+      if (began >= answered) set(true, error as Error)
       return undefined
     } finally {
       clearTimeout(timer)
