@@ -46,7 +46,9 @@ const CHECKS = {
     const text = gunzipSync(readFileSync(dump)).toString()
     const missing = readdirSync('drizzle').filter((file) => file.endsWith('.sql'))
       .filter((file) => !text.includes(createHash('sha256').update(read(`drizzle/${file}`)).digest('hex')))
-    return missing.length === 0 ? '' : `${dump} was made without ${missing.join(', ')}: run \`npm run release:database\``
+    return missing.length === 0
+      ? ''
+      : `${dump} was made without ${missing.join(', ')}: raise the version, then run \`npm run release:database\``
   },
   audit () {
     // `npm run -s` would silence the reason.

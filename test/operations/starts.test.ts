@@ -299,7 +299,7 @@ t.test('a misspelt command or option names the nearest one and the valid ones, w
     ],
     [['client', 'enable', '--idx=canary'], "Unknown option '--idx' (did you mean --id?); allowed: --id"],
     [['client', 'list', '-v'], "Unknown option '-v'; the command has no options"],
-    [['restore', 'file', '--identiy', 'x'], "Unknown option '--identiy' (did you mean --identity?); allowed: --identity"]
+    [['restore', 'file', '--identiy', 'x'], "Unknown option '--identiy' (did you mean --identity?); allowed: --identity, --json"]
   ]
   for (const [args, line] of rows) {
     t.same(await command(args), { code: 2, stdout: '', stderr: `${line}\n` }, args.join(' '))
