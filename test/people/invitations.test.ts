@@ -1,5 +1,6 @@
 // runs: both databases
 import { setTimeout as sleep } from 'node:timers/promises'
+import { sql } from 'drizzle-orm'
 import t from 'tap'
 import { MAX_OPEN_INVITATIONS } from '../../schemas/invitations.ts'
 import { MAX_OWNED } from '../../schemas/organizations.ts'
@@ -7,10 +8,12 @@ import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { verifyDatabase } from '../../src/commands/audit/audit.ts'
 import { addUser } from '../../src/commands/people/users.ts'
 import { createRemovalWorker } from '../../src/jobs/cleanup.ts'
+import { deleteInvitation } from '../../src/repositories/people/invitations.ts'
 import { Anchors } from '../../src/vault/audit/verification.ts'
-import { startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
+import { ACTIVITY, startIsolatedApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { authorize, crowd, issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
+import { ON_POSTGRES } from '../helpers/traffic.ts'
 import { until } from '../helpers/until.ts'
 import { formIn, visitor, type Visitor } from '../helpers/visitor.ts'
 
@@ -203,6 +206,42 @@ t.test('of two requests with one link, one makes the account', async (t) => {
   t.strictSame(answers.filter(({ headers }) => headers.getSetCookie().some((one) => one.startsWith('session='))).length, 1)
   t.same(await service.sql(`SELECT count(*)::int AS n FROM members WHERE organization_id = '${o}'`), [{ n: 2 }])
   t.same(await service.sql(`SELECT count(*)::int AS n FROM users WHERE email = '${email}'`), [{ n: 1 }])
+})
+
+t.test('a link whose invitation is withdrawn while its form waits opens no account and sets no password', {
+  skip: !ON_POSTGRES && 'one session: no request waits for another'
+}, async (t) => {
+  const { o, invite } = await nimbus()
+  const { o: other } = await nimbus()
+  const [unknown, alone, member] = [newcomer(), newcomer(), newcomer()]
+  await addUser(service.database, address, { email: alone, name: 'Alone' })
+  await addUser(service.database, address, {
+    email: member, name: 'Member', membership: { organization: other, role: 'developer' }
+  })
+  const state = (email: string) => service.sql(`SELECT u.id, u.name, u.password_hash, u.is_verified,
+      (SELECT count(*) FROM sessions WHERE user_id = u.id) AS sessions,
+      (SELECT count(*) FROM personal_events WHERE user_id = u.id) AS events
+    FROM users u WHERE email = '${email}'`)
+  const waiting = async () => (await service.sql(
+    `SELECT 1 FROM ${ACTIVITY} WHERE wait_event_type = 'Lock' AND query LIKE '%organization_counters%'`
+  )).length > 0
+  for (const email of [unknown, alone, member]) {
+    const id = await invite(email)
+    const link = await linkTo(email)
+    const browser = visitor(address)
+    const form = formIn(await browser.open(link))
+    const before = [await state(email), await eventsOf(o), await eventsOf(other)]
+    const { sent } = await service.database.longTransactions.transaction(async (db) => {
+      await db.execute(sql`SELECT FROM organization_counters WHERE organization_id = ${o} FOR UPDATE`)
+      const sent = browser.send(form, { name: 'Rosa Quill', password: 'correct horse battery' })
+      await until(waiting)
+      await deleteInvitation(db, o, id)
+      return { sent }
+    })
+    const { status, headers } = await sent
+    t.strictSame([status, headers.getSetCookie().filter((one) => one.startsWith('session='))], [404, []], email)
+    t.strictSame([await state(email), await eventsOf(o), await eventsOf(other)], before, email)
+  }
 })
 
 t.test('with an account, the link leads to the account page: it signs no person in and accepts nothing', async (t) => {

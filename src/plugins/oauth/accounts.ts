@@ -3,6 +3,7 @@ import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
 import { change } from '../../changes/change.ts'
+import { NOTHING } from '../../changes/steps.ts'
 import type { Counter } from '../../db/rows/counter.ts'
 import type { Db } from '../../db/database.ts'
 import type { EndedTokens } from '../../db/callers/grants.ts'
@@ -260,22 +261,27 @@ export const accounts: Domain = async (app) => {
     // The account may not exist yet, so the actor of the change is not the person. Each event has its own actor.
     const actor = { ...systemOf(invitation.organization_id), waited: request.waited }
     const { written: joined } = await change(app.db, actor, {
-      decide: () => ({
-        async write (db, lockCounter) {
-          const opened = await openAccount(db, invitation.email, name, password_hash)
-          if (opened === undefined || await findLinked(request, db) === undefined) return undefined
-          const person = { id: opened.id, name, email: invitation.email }
-          // If `accept` fails, the invitation stays open and is listed on /account.
-          const { events } = await accept(db, request, { user: person }, await lockCounter(), invitation.id)
-          const ofPassword = await recordForUser(
-            db, request, person, 'user.password', {}, opened.ended, invitation.organization_id
-          )
-          return {
-            user: { id: opened.id, name, second_factor_id: null, password_hash }, events: [...events, ...ofPassword]
-          }
-        },
-        events: (joined) => joined?.events ?? []
-      })
+      // The invitation may have been withdrawn since the first look. Then no account may be opened.
+      load: async (db, counter) => await findLinked(request, db) && counter,
+      decide (counter) {
+        if (counter === undefined) return NOTHING
+        return {
+          async write (db) {
+            const opened = await openAccount(db, invitation.email, name, password_hash)
+            if (opened === undefined) return undefined
+            const person = { id: opened.id, name, email: invitation.email }
+            // If `accept` fails, the invitation stays open and is listed on /account.
+            const { events } = await accept(db, request, { user: person }, counter, invitation.id)
+            const ofPassword = await recordForUser(
+              db, request, person, 'user.password', {}, opened.ended, invitation.organization_id
+            )
+            return {
+              user: { id: opened.id, name, second_factor_id: null, password_hash }, events: [...events, ...ofPassword]
+            }
+          },
+          events: (joined) => joined?.events ?? []
+        }
+      }
     })
     // The invitation was withdrawn, or another request used it.
     if (joined === undefined) return INVITATION_GONE
