@@ -7,7 +7,7 @@ import { readDoc } from '../helpers/docs.ts'
 import { run as runProgram } from '../helpers/process.ts'
 import { asToken, clientHome, PLACE, placeWith } from '../helpers/strongroom.ts'
 
-// The examples of docs/cli.md.
+// The examples of docs/cli.md and of the page /cli/.
 
 const service = await startApp(t)
 const [install = '', file = ''] = readDoc('docs/cli.md').allBlocks
@@ -24,6 +24,18 @@ t.test('the client is installed as docs/cli.md says, and a file names the place'
   const shown = await runProgram('sh', ['-euc', `cd '${folder}' && .local/bin/strongroom get A`], env)
   t.match(shown, { code: 0, stdout: '1' }, shown.stderr)
   t.match(file, PLACE)
+})
+
+t.test('the client is installed as its page says, also where a package.json is in the home directory', async (t) => {
+  const address = await service.listen()
+  const { folder, env } = clientHome(t)
+  const page = await (await fetch(`${address}/cli/`)).text()
+  const [, commands = ''] = /<pre>([^]*?)<\/pre>/.exec(page) ?? []
+  writeFileSync(join(folder, 'package.json'), '{"type":"commonjs"}')
+  const installed = await runProgram('sh', ['-euc', `cd '${folder}'
+    ${commands.replaceAll('&#39;', "'")}
+    "$HOME/.local/bin/strongroom" --version`], env)
+  t.match(installed, { code: 0, stdout: /OK\n\d+\.\d+\.\d+\n$/ }, installed.stderr)
 })
 
 t.test('each command of the page is one that the client has, with its options', async (t) => {

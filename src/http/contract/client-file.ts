@@ -38,7 +38,9 @@ const pageOf = ({ sha256, bytes, version }: About, url: string) => html`<h1>Comm
 ${String(Math.ceil(bytes / 1000))} KB, version ${version}, and needs only Node.js 20 or newer, on Linux or macOS. Windows was not tried.</p>
 <pre>curl -fsSo strongroom.mjs ${url}
 echo '${sha256}  strongroom.mjs' | sha256sum -c
-install -m 755 strongroom.mjs ~/.local/bin/strongroom</pre>
+install -d ~/.local/bin
+install -m 755 strongroom.mjs ~/.local/bin
+ln -sf strongroom.mjs ~/.local/bin/strongroom</pre>
 <p>On macOS, check with <code>shasum -a 256 -c</code>. Then sign in, and start a program:</p>
 <pre>strongroom login ${url.slice(0, -'/cli/strongroom.mjs'.length)}
 strongroom run PROJECT/TARGET/ENVIRONMENT -- COMMAND</pre>
