@@ -2,6 +2,7 @@ import { execFileSync, spawn, type ChildProcess } from 'node:child_process'
 import { accessSync, constants as files, statSync } from 'node:fs'
 import { constants } from 'node:os'
 import { delimiter, join } from 'node:path'
+import { setImmediate as turn } from 'node:timers/promises'
 import { Failure, reasonOf } from './failure.ts'
 import { processFields } from './files.ts'
 import { tell } from './output.ts'
@@ -67,17 +68,20 @@ function isForChild (signal: NodeJS.Signals, atStart: Standing): boolean {
   if (signal === 'SIGHUP') {
     if (atStart.leadsSession) return true
     // A terminal that is gone told the whole group.
-    if (atStart.hasTerminal && !now.hasTerminal) return false
+    if (atStart.hasTerminal && !now.hasTerminal) {
+      atStart.hasTerminal = false
+      return false
+    }
   }
   return !now.isInForeground
 }
 
 /**
  * Starts a command and returns its exit status. `mayReplace`: nothing is left to do after the command, so the command
- * may take the place of this process.
+ * may take the place of this process. `prepare` runs when signals no longer end this process; its result undoes it.
  */
 export async function launch (
-  command: readonly string[], environment: Record<string, string>, mayReplace: boolean
+  command: readonly string[], environment: Record<string, string>, mayReplace: boolean, prepare: () => () => void
 ): Promise<number> {
   const [name = '', ...args] = command
   const file = findCommand(name, environment.PATH)
@@ -87,7 +91,10 @@ export async function launch (
   if (mayReplace) replaceProcess(file, command, environment)
   const signals = catchSignals()
   if (process.pid === 1) tell('This process is process 1 and stays beside the command. Start the container with --init.')
+  const undo = prepare()
   try {
+    // A signal that came before the command is dispatched now, and the command gets it.
+    await turn()
     const child = await started(file, name, args, environment).catch((error: NodeJS.ErrnoException) => {
       if (error.code !== 'ENOEXEC') throw error
       // Like execvp: a shell reads a file that is no program.
@@ -104,6 +111,8 @@ export async function launch (
     }
     if (NO_PROGRAM.includes(code)) return complain(`${name}: this cannot be executed: ${code}.`, NOT_EXECUTABLE)
     throw new Failure(`${name} cannot be started: ${reasonOf(error)}.`)
+  } finally {
+    undo()
   }
 }
 
@@ -132,10 +141,9 @@ function catchSignals (): { passTo (child: ChildProcess): void } {
   let pass: ((signal: NodeJS.Signals) => void) | undefined
   const early: NodeJS.Signals[] = []
   for (const signal of SIGNALS) {
-    process.on(signal, () => {
-      if (!isForChild(signal, atStart)) return
+    process.removeAllListeners(signal).on(signal, () => {
       if (pass === undefined) early.push(signal)
-      else pass(signal)
+      else if (isForChild(signal, atStart)) pass(signal)
     })
   }
   return {

@@ -2,6 +2,7 @@ import { createHash, randomBytes } from 'node:crypto'
 import { readdirSync, rmSync } from 'node:fs'
 import { basename, join } from 'node:path'
 import { Away, Failure, reasonOf } from './failure.ts'
+import { untilFinished } from './unfinished.ts'
 import { configFolder, makeFolder, readIfThere, replaceFile, withLock } from './files.ts'
 
 /** The client of the service that this command is; every service knows it. */
@@ -31,6 +32,9 @@ export function listLogins (): Login[] {
     .filter((login) => login !== undefined)
     .sort((one, other) => one.url < other.url ? -1 : 1)
 }
+
+/** A login as it is stored now: another process may have renewed or removed it. */
+export const storedLogin = ({ url }: Login): Login | undefined => readLogin(pathOf(url))
 
 function readLogin (path: string): Login | undefined {
   const text = readIfThere(path)
@@ -71,6 +75,11 @@ export async function whileLocked<T> (
 
 /** A token is replaced in the last minute of its life. */
 const RENEWAL_MS = 60_000
+/**
+ * How long a renewal may take. It outlasts the wait of the command: the service may have replaced the tokens already,
+ * and a refresh token that is sent twice ends the login.
+ */
+const RENEWAL_REQUEST_MS = 10_000
 
 /**
  * The access token of a login, renewed if it ends within a minute, or if the service rejected it. One process at a time
@@ -82,17 +91,18 @@ export async function accessTokenOf (login: Login, signal: AbortSignal, rejected
   const isFresh = (one: Login) => one.expires_at - Date.now() > RENEWAL_MS && one.access_token !== rejected
   if (isFresh(login)) return login.access_token
   try {
-    return await whileLocked(login, async () => {
-      const stored = readLogin(pathOf(login.url))
+    return await inTime(login, signal, untilFinished(whileLocked(login, async () => {
+      const stored = storedLogin(login)
       if (stored === undefined) {
         throw new Failure(`You signed out of ${login.url}. Run \`strongroom login ${login.url}\`.`)
       }
       if (isFresh(stored)) return stored.access_token
       const { refresh } = await import('./oauth.ts')
-      const renewed = await refresh(stored, signal)
+      if (signal.aborted) throw new Away(`${login.url} did not renew the login in time.`)
+      const renewed = await refresh(stored, AbortSignal.timeout(RENEWAL_REQUEST_MS))
       storeLogin(renewed)
       return renewed.access_token
-    }, signal)
+    }, signal)))
   } catch (error) {
     // The present token works for its last minute if the service is away, or if the home cannot be written.
     const isRefusal = error instanceof Failure && !(error instanceof Away)
@@ -101,3 +111,9 @@ export async function accessTokenOf (login: Login, signal: AbortSignal, rejected
     throw new Failure(`The login for ${login.url} cannot be renewed in ${folder()}: ${reasonOf(error)}.`)
   }
 }
+
+/** The result of `work`, unless the signal comes first. */
+const inTime = <T>({ url }: Login, signal: AbortSignal, work: Promise<T>) => new Promise<T>((resolve, reject) => {
+  signal.addEventListener('abort', () => reject(new Away(`${url} did not renew the login in time.`)), { once: true })
+  work.then(resolve, reject)
+})

@@ -1,8 +1,10 @@
 import { closeSync } from 'node:fs'
+import { constants } from 'node:os'
 import { isatty } from 'node:tty'
 import { Command, CommanderError } from 'commander'
 import { Failure, Misuse } from './failure.ts'
-import { plain, print, tellError } from './output.ts'
+import { plain, print, printError, tellError } from './output.ts'
+import { allFinished } from './unfinished.ts'
 
 /** The version of this build, from scripts/client.mjs. */
 declare const CLIENT_VERSION: string
@@ -12,9 +14,18 @@ declare const CLIENT_VERSION: string
 /** The status of `run` for every failure of its own. */
 const RUN_FAILED = 125
 
+// Node.js would open its debugger, which shows the memory of this process.
+process.on('SIGUSR1', () => process.exit(128 + constants.signals.SIGUSR1))
+
 /** Collects a list: the option may be given several times, with commas. */
 const names = (text: string, before: string[] = []): string[] =>
   [...before, ...text.split(',').map((name) => name.trim()).filter((name) => name !== '')]
+/** The same for names of which there must be one: an empty variable of a script does not choose everything. */
+const someNames = (text: string, before: string[] = []): string[] => {
+  const all = names(text, before)
+  if (all.length === before.length) throw new Misuse('--only names no value. Without --only, the command gets all values.')
+  return all
+}
 const several = (text: string, before: string[] = []): string[] => [...before, text]
 
 const program = new Command('strongroom')
@@ -24,7 +35,7 @@ const program = new Command('strongroom')
   .helpCommand(false)
   .showSuggestionAfterError()
   .exitOverride()
-  .configureOutput({ writeOut: print, outputError: (text) => tellError(text.replace(/^error: /, '').trim()), writeErr: tellError })
+  .configureOutput({ writeOut: print, outputError: (text) => tellError(text.replace(/^error: /, '').trim().replaceAll('\n', ' ')), writeErr: printError })
 
 let status = 0
 /** Adds a command with the options that all commands have. */
@@ -53,7 +64,7 @@ withJson(command('whoami', 'Who calls which service, until when'))
 withKey(withPlace(command('run', 'Start a command with the values of a place in its environment')))
   .usage('[options] [PLACE] -- COMMAND [ARGUMENT...]')
   .argument('[words...]')
-  .option('--only <NAMES>', 'only these names', names, [])
+  .option('--only <NAMES>', 'only these names', someNames, [])
   .option('--except <NAMES>', 'without these names', names, [])
   .option('--allow <NAMES>', 'also set these names, such as PATH', names, [])
   .option('--keep-existing', 'variables that exist win over values')
@@ -99,6 +110,7 @@ try {
 }
 // Node.js aborts at its end if it cannot reset a terminal that is gone, so the status would be lost.
 for (const descriptor of terminals) if (!isatty(descriptor)) closeSync(descriptor)
+await allFinished()
 // Nothing waits any more: an idle connection to the service would keep the process.
 process.exit(status)
 

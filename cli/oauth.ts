@@ -1,4 +1,4 @@
-import { execFile } from 'node:child_process'
+import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { createServer, type Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
@@ -62,8 +62,9 @@ export async function revoke (login: Login): Promise<void> {
     const response = await oauth.revocationRequest(
       serverAt(login.url), client, oauth.None(), login.refresh_token, http(signal)
     )
+    if (response.headers.get('x-api-version') === null) throw new Away(`${login.url} answered with a page that is not the service's.`)
     await oauth.processRevocationResponse(response)
-  } catch (error) { throw awayOf(login.url, error) }
+  } catch (error) { throw error instanceof Away ? error : awayOf(login.url, error) }
 }
 
 const awayOf = (url: string, error: unknown): Away => {
@@ -84,12 +85,18 @@ export async function signIn (url: string, scope: string, opensBrowser: boolean)
     if (typeof named === 'string') throw new Failure(`The service at ${url} calls itself ${plain(named)}. Run \`strongroom login ${plain(named)}\`.`)
     throw new Failure(`${url} is not the address of a Strongroom that answers: ${(error as Error).message}`)
   }
+  // The tokens go only to the service itself, and the browser opens no other kind of address.
+  const { authorization_endpoint: page = '' } = server
+  if (!URL.canParse(page) || !new URL(page).href.startsWith(`${url}/`)) {
+    throw new Failure(`The service at ${url} names another place for the sign-in, which is not opened.`)
+  }
+  server = { ...server, ...serverAt(url) }
   const listener = createServer().listen(0, '127.0.0.1')
   await once(listener, 'listening')
   const redirect_uri = `http://127.0.0.1:${(listener.address() as AddressInfo).port}/callback`
   const verifier = oauth.generateRandomCodeVerifier()
   const state = oauth.generateRandomState()
-  const address = new URL(server.authorization_endpoint!)
+  const address = new URL(page)
   address.search = String(new URLSearchParams({
     response_type: 'code',
     client_id: CLIENT_ID,
@@ -161,5 +168,5 @@ async function callback (listener: Server, readsInput: boolean): Promise<URL> {
 /** Opens an address in the browser of the system. Does nothing if there is none: the address was printed. */
 export function openBrowser (address: string): void {
   const program = process.env.BROWSER || (process.platform === 'darwin' ? 'open' : 'xdg-open')
-  execFile(program, [address], () => {}).unref()
+  spawn(program, [address], { detached: true, stdio: 'ignore' }).on('error', () => {}).unref()
 }

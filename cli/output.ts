@@ -1,4 +1,5 @@
 import { writeSync } from 'node:fs'
+import { Failure } from './failure.ts'
 
 // What people and programs read. Text of the service, of files and of names goes to a terminal only through `plain`.
 
@@ -24,6 +25,9 @@ export function tellError (line: string): void {
 /** Writes a text to standard output. */
 export const print = (text: string): void => writeAll(1, text)
 
+/** Writes a text of this command, such as its help, to standard error. */
+export const printError = (text: string): void => writeAll(2, text)
+
 /** Writes JSON in one line to standard output. */
 export const printJson = (value: unknown): void => print(`${JSON.stringify(value)}\n`)
 
@@ -45,7 +49,7 @@ function writeAll (descriptor: 1 | 2, text: string): void {
       const { code } = error as NodeJS.ErrnoException
       if (code === 'EAGAIN') { Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 5); continue }
       if (code === 'EPIPE' || descriptor === 2) return
-      throw error
+      throw new Failure(`Standard output cannot be written: ${code}.`)
     }
   }
 }

@@ -2,6 +2,7 @@ import { chosen, environmentOf, requireFits, type Choice } from './environment.t
 import { Failure, Misuse } from './failure.ts'
 import { mount } from './mount.ts'
 import { tell } from './output.ts'
+import { hasUnfinished } from './unfinished.ts'
 import { loadOrRecall, valuesOf, type Reading } from './values.ts'
 
 export interface RunOptions extends Reading {
@@ -30,11 +31,7 @@ export async function run (
   const { environment, warnings } = environmentOf(process.env, selected, choice)
   for (const line of warnings) tell(line)
   requireFits([...selected.keys()], environment, command)
-  const unmount = mount(options.mount, values)
-  try {
-    const { launch } = await import('./launch.ts')
-    return await launch(command, environment, options.mount.length === 0)
-  } finally {
-    unmount()
-  }
+  const { launch } = await import('./launch.ts')
+  const mayReplace = options.mount.length === 0 && !hasUnfinished()
+  return launch(command, environment, mayReplace, () => mount(options.mount, values))
 }

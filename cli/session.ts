@@ -1,10 +1,11 @@
-import { createApi, COMMAND_MS, organizationOf } from './api.ts'
+import { createApi, COMMAND_MS, organizationOf, parametersOf, templateOf, type Api, type Schemas } from './api.ts'
 import { ageText, recall } from './cache.ts'
-import { Failure, reasonOf } from './failure.ts'
-import { listLogins, newCacheKey, removeLogin, storeLogin, whileLocked, type Login } from './logins.ts'
+import { Failure, reasonOf, Refusal } from './failure.ts'
+import { listLogins, newCacheKey, removeLogin, storedLogin, storeLogin, whileLocked, type Login } from './logins.ts'
 import { printJson, printTable, tell } from './output.ts'
 import {
-  findFile, findPlace, findService, namedOrganization, namedUrl, serviceUrl, textOfPlace, type Options, type Service
+  findFile, findPlace, findService, namedOrganization, namedUrl, serviceUrl, textOfPlace, type Options, type Place,
+  type Service
 } from './settings.ts'
 
 // Who calls the service: login, logout, whoami, doctor.
@@ -21,12 +22,22 @@ export async function login (
   const { LOGIN_SCOPES, revoke, signIn } = await import('./oauth.ts')
   const tokens = await signIn(url, options.scope ?? LOGIN_SCOPES, options.browser !== false)
   const unnamed: Login = { url, ...tokens, person: { id: '', name: '', email: '' }, cache_key: newCacheKey() }
-  const { person, organizations } = await callerOf({ url, source: '', credential: { kind: 'login', login: unnamed } })
-  const before = listLogins().find((one) => one.url === url)
-  // The same person keeps the cache.
-  const cache_key = before?.person.id === person.id ? before.cache_key : unnamed.cache_key
-  await whileLocked(unnamed, async () => storeLogin({ ...unnamed, person, cache_key }))
-  if (before !== undefined) await revoke(before).catch(() => {})
+  const service: Service = { url, source: '', credential: { kind: 'login', login: unnamed } }
+  const { person, organizations } = await callerOf(service).then(async (caller) => {
+    const before = await whileLocked(unnamed, async () => {
+      const before = storedLogin(unnamed)
+      // The same person keeps the cache.
+      const cache_key = before?.person.id === caller.person.id ? before.cache_key : unnamed.cache_key
+      storeLogin({ ...unnamed, person: caller.person, cache_key })
+      return before
+    })
+    if (before !== undefined) await revoke(before).catch(() => {})
+    return caller
+  }).catch(async (error: unknown) => {
+    // No file has the new tokens, so they must not stay valid.
+    await revoke(unnamed).catch(() => {})
+    throw error
+  })
   tell(`Signed in at ${url} as ${person.name} <${person.email}>.`)
   for (const { slug, role } of organizations) tell(`  ${slug}${role === undefined ? '' : `: ${role}`}`)
   return 0
@@ -45,7 +56,11 @@ export async function logout (options: Options & { all?: boolean }): Promise<num
   let status = 0
   for (const login of logins) {
     const problem = await whileLocked(login, async () => {
-      const failed = await revoke(login).then(() => undefined, (error: unknown) => reasonOf(error))
+      let failed: string | undefined
+      try {
+        serviceUrl(login.url, 'The login', options)
+        await revoke(storedLogin(login) ?? login)
+      } catch (error) { failed = reasonOf(error) }
       removeLogin(login)
       return failed
     })
@@ -99,6 +114,22 @@ export async function whoami (options: Options & { json?: boolean }): Promise<nu
   return 0
 }
 
+/** What a place has, which shows what the caller may read, and the levels that restrictions leave out. */
+async function contentOf (api: Api, organization: string, place: Place): Promise<{ what: string, left_out: string[] }> {
+  const path = parametersOf(organization, place)
+  try {
+    const { data: { meta } } = await api.send((client) =>
+      client.GET(templateOf(place, '/secrets/names'), { params: { path, query: { merge: true } } }))
+    return { what: `${meta.total} names`, left_out: meta.left_out ?? [] }
+  } catch (error) {
+    if (!(error instanceof Refusal) || error.code !== 'client_managed_encryption') throw error
+  }
+  const { data } = await api.send((client) => client.GET(templateOf(place, '/secrets'), { params: { path } }))
+  const { data: { attributes: { levels = {} } }, meta } = data as Schemas['SecretsAnswer']
+  const count = Object.values(levels).filter((level) => level !== undefined).length
+  return { what: `${count} encrypted documents, which the key string opens`, left_out: meta.left_out ?? [] }
+}
+
 /** Says what is configured, reachable and permitted, and how old the cached copy is. Shows no secret. */
 export async function doctor (argument: string | undefined, options: Options & { json?: boolean }): Promise<number> {
   const rows: { check: string, ok: boolean, result: string }[] = []
@@ -124,10 +155,8 @@ export async function doctor (argument: string | undefined, options: Options & {
       ? named
       : await check('organization', () => organizationOf(api, service, named), (slug) => slug)
     if (place !== undefined && caller !== undefined && organization !== undefined) {
-      const { parametersOf, templateOf } = await import('./api.ts')
-      await check('permitted', () => api.send((client) =>
-        client.GET(templateOf(place, '/secrets/names'), { params: { path: parametersOf(organization, place), query: { merge: true } } })),
-      ({ data: { meta } }) => `${meta.total} names${meta.left_out === undefined || meta.left_out.length === 0 ? '' : `, without ${meta.left_out.join(' and ')}`}`)
+      await check('permitted', () => contentOf(api, organization, place), ({ what, left_out }) =>
+        left_out.length === 0 ? what : `${what}, without ${left_out.join(' and ')}`)
     }
     if (place !== undefined) {
       await check('cached copy', async () => recall({ service, organization: named ?? '', place: textOfPlace(place) }, Infinity), ({ age }) => `${ageText(age)} old`)

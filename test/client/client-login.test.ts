@@ -1,11 +1,15 @@
 // runs: one database, embedded; 15 s
-import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
+import { createHash } from 'node:crypto'
+import { existsSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import type { IncomingMessage, ServerResponse } from 'node:http'
 import { join } from 'node:path'
 import { once } from 'node:events'
+import { buffer } from 'node:stream/consumers'
+import { setTimeout as sleep } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { startApp } from '../helpers/app.ts'
 import { join as joinOrganization, makePerson, type Person } from '../helpers/people.ts'
-import { CLIENT, clientHome, PLACE, placeWith, type ClientHome } from '../helpers/strongroom.ts'
+import { CLIENT, clientHome, otherServer, PLACE, placeWith, type ClientHome } from '../helpers/strongroom.ts'
 import { run as runProgram } from '../helpers/process.ts'
 import { until } from '../helpers/until.ts'
 import { visitor } from '../helpers/visitor.ts'
@@ -112,6 +116,78 @@ t.test('while the service is away, a login in its last minute still starts progr
   t.match(await run(['run', '--offline', PLACE, '--', 'sh', '-c', 'printf %s "$A"']), { code: 0, stdout: '1' })
   t.ok(read().expires_at < Date.now(), '--offline renews nothing')
   t.match(await run(['run', PLACE, '--', 'true']), { code: 0 }, 'an ended access token is renewed')
+})
+
+/** Sends a request on to the service, and the response back. */
+async function forward (request: IncomingMessage, response: ServerResponse) {
+  const { authorization = '', 'content-type': type = '' } = request.headers
+  const found = await fetch(`${address}${request.url}`, {
+    method: request.method!,
+    headers: { ...authorization !== '' && { authorization }, ...type !== '' && { 'content-type': type } },
+    ...request.method === 'POST' && { body: await buffer(request) }
+  })
+  const body = await found.text()
+  const headers = { 'x-api-version': '1', 'content-type': found.headers.get('content-type')! }
+  return () => { response.writeHead(found.status, headers).end(body) }
+}
+
+t.test('a renewal that the service answers late does not end the login', async (t) => {
+  const { run, file, read, logins, change } = await signedIn(t)
+  const slow = await otherServer(t, (request, response) => {
+    forward(request, response).then(async (answer) => {
+      if (request.url === '/api/oauth/token') await sleep(5_000)
+      answer()
+    }, () => response.destroy())
+  })
+  const login = { ...read(), url: slow.url }
+  rmSync(file())
+  writeFileSync(join(logins, `${createHash('sha256').update(slow.url).digest('hex').slice(0, 32)}.json`), JSON.stringify(login))
+  t.match(await run(['run', PLACE, '--', 'true']), { code: 0, stderr: '' })
+  for (const [name, expires_at] of [['in its last minute', inMinute()], ['after its end', Date.now() - 1000]] as const) {
+    const before = read().refresh_token
+    change({ expires_at })
+    t.match(await run(['run', PLACE, '--', 'sh', '-c', 'printf %s "$A"']), { code: 0, stdout: '1', stderr: /cached copy/ }, name)
+    t.not(read().refresh_token, before, `${name}: the new tokens are kept`)
+    t.match(await run(['run', PLACE, '--', 'true']), { code: 0, stderr: '' }, `${name}: the login goes on`)
+  }
+})
+
+t.test('a sign-in opens only a page of the service, and its code goes only there', async (t) => {
+  for (const [name, endpoints] of Object.entries({
+    'another scheme': { authorization_endpoint: 'file:///etc/passwd' },
+    'another host': { authorization_endpoint: 'https://elsewhere.example/oauth/authorize' },
+    none: {}
+  })) {
+    const odd = await otherServer(t, (_request, response) => {
+      response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify({ issuer: odd.url, ...endpoints }))
+    })
+    t.match(await clientHome(t).run(['login', odd.url, '--no-browser']), { code: 1, stderr: /another place for the sign-in/ }, name)
+    t.equal(odd.requests.length, 1, name)
+  }
+})
+
+t.test('a login that cannot be stored is ended at the service', async (t) => {
+  const person = await makePerson(service)
+  const caller = await placeWith(service, 'A=1\n')
+  await joinOrganization(service, caller.call, caller.organization, person, 'developer')
+  const home = clientHome(t)
+  writeFileSync(join(home.folder, 'config'), 'a file in the way')
+  await t.rejects(signIn(home, person, [], false), /strongroom: [^\n]*(ENOTDIR|EEXIST)/)
+  const [open] = await service.sql(`SELECT count(*)::int AS n FROM oauth_grants WHERE user_id = ${person.id}
+    AND 'secret:read' = ANY (scopes) AND revoked_at IS NULL`)
+  t.equal(open!.n, 0)
+})
+
+t.test('logout says so if a page of a proxy answers, or if plain http was not allowed', async (t) => {
+  const proxy = await otherServer(t, (_request, response) => { response.end('<html>sign in</html>') })
+  for (const [url, problem] of [[proxy.url, /not revoked: [^\n]*page/], ['http://strongroom.invalid', /not revoked: [^\n]*plain http/]] as const) {
+    const { run, file, read, logins } = await signedIn(t)
+    const login = { ...read(), url }
+    rmSync(file())
+    writeFileSync(join(logins, `${createHash('sha256').update(url).digest('hex').slice(0, 32)}.json`), JSON.stringify(login))
+    t.match(await run(['logout']), { code: 1, stderr: problem }, url)
+    t.strictSame(readdirSync(logins), [])
+  }
 })
 
 t.test('a revoked login says that the person must sign in', async (t) => {

@@ -1,12 +1,12 @@
 // runs: one database, embedded; 15 s
 import { spawnSync } from 'node:child_process'
 import { once } from 'node:events'
-import { readFileSync } from 'node:fs'
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { startApp } from '../helpers/app.ts'
 import { run as runProgram } from '../helpers/process.ts'
-import { asToken, CLIENT, clientHome, PLACE, placeWith } from '../helpers/strongroom.ts'
+import { asToken, CLIENT, clientHome, otherServer, PLACE, placeWith } from '../helpers/strongroom.ts'
 import { until } from '../helpers/until.ts'
 import { checkOf, newKey, sealBlob } from '../../src/client/keys.ts'
 
@@ -37,6 +37,32 @@ t.test('in the background, each signal to the client reaches the command once', 
     t.strictSame([count(out, `got-${name}`), count(out, 'got-TERM')], [1, 1], `SIG${name}: ${out}`)
     t.notMatch(err, /Debugger/, 'no debugger is opened')
   }
+})
+
+t.test('before the command starts, SIGUSR1 ends the client and opens no debugger', async (t) => {
+  const silent = await otherServer(t, () => {})
+  const { start } = clientHome(t, { ...token, STRONGROOM_URL: silent.url })
+  const child = start(['run', PLACE, '--', 'true'])
+  let err = ''
+  child.stderr!.on('data', (part) => { err += part })
+  await until(() => silent.requests.length > 0)
+  child.kill('SIGUSR1')
+  await once(child, 'close')
+  t.equal(err, '')
+})
+
+t.test('a signal before the command starts leaves no mounted value, and the command gets it', async (t) => {
+  const { start, folder } = clientHome(t, token)
+  const preload = join(folder, 'signal.mjs')
+  writeFileSync(preload, `import fs from 'node:fs'
+    import { syncBuiltinESMExports } from 'node:module'
+    const { symlinkSync } = fs
+    fs.symlinkSync = (...words) => { symlinkSync(...words); process.kill(process.pid, 'SIGTERM') }
+    syncBuiltinESMExports()`)
+  const child = start(['run', PLACE, '--mount', `A=${folder}/a`, '--', 'sh', '-c', 'sleep 30'], { env: { NODE_OPTIONS: `--import ${preload}` } })
+  const [code] = await once(child, 'close')
+  t.equal(code, 143)
+  t.notOk(readdirSync(folder).includes('a'), 'the link is gone')
 })
 
 t.test('the client outlives a command that ignores SIGTERM', async (t) => {
