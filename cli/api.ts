@@ -30,12 +30,14 @@ export interface Api {
 export function createApi ({ url, credential }: Service, waitMs: number): Api {
   let until = Date.now() + waitMs
   let token: string | undefined
+  let hasWaited = false
   let signal: AbortSignal
   const client = createClient<paths>({
     baseUrl: url,
     fetch: (request) => {
       request.headers.set('authorization', `Bearer ${token}`)
-      return fetch(request, { redirect: 'error', credentials: 'omit', signal })
+      // The first versions of Node.js 20 lose the headers of a request that is sent with further settings.
+      return fetch(request, { headers: request.headers, redirect: 'error', credentials: 'omit', signal })
     }
   })
 
@@ -55,23 +57,23 @@ export function createApi ({ url, credential }: Service, waitMs: number): Api {
 
   return {
     async send<T> (request: Request<T>) {
-      let isRenewed = false
-      let hasWaited = false
+      let rejected: string | undefined
       for (;;) {
         try {
-          const reply = await attempt(request, isRenewed ? token : undefined)
+          const reply = await attempt(request, rejected)
           if (!(reply instanceof Response)) return reply
-          const seconds = Number(reply.headers.get('retry-after') ?? 1)
+          const text = reply.headers.get('retry-after') ?? '1'
+          const seconds = Math.max(0, Number(text))
           if (hasWaited || !(seconds <= RETRY_SECONDS)) {
-            throw new Away(`${url} asks to wait for ${seconds} seconds (status 429).`)
+            throw new Away(`${url} asks to wait (status 429, Retry-After: ${text}).`)
           }
           hasWaited = true
           until += seconds * 1000
           await sleep(seconds * 1000)
         } catch (error) {
-          const isRejected = error instanceof Refusal && error.httpStatus === 401 && credential.kind === 'login' && !isRenewed
-          if (!isRejected) throw error
-          isRenewed = true
+          const isRejected = error instanceof Refusal && error.httpStatus === 401 && credential.kind === 'login'
+          if (!isRejected || rejected !== undefined) throw error
+          rejected = token
         }
       }
     }

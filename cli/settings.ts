@@ -1,4 +1,4 @@
-import { readFileSync } from 'node:fs'
+import { lstatSync, readFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { readIfThere } from './files.ts'
 import { Failure, Misuse, reasonOf } from './failure.ts'
@@ -24,11 +24,24 @@ const FIELDS = ['url', 'organization', 'place']
 
 /** The nearest `.strongroom.yaml` from the working directory upwards. */
 export async function findFile (): Promise<FileSettings | undefined> {
-  for (let folder = process.cwd(); ; folder = dirname(folder)) {
+  let start: string
+  // A working directory that was removed has no file.
+  try { start = process.cwd() } catch { return undefined }
+  for (let folder = start; ; folder = dirname(folder)) {
     const path = join(folder, FILE)
-    const text = readIfThere(path)
+    const text = textOf(path)
     if (text !== undefined) return readSettings(path, text)
     if (folder === dirname(folder)) return undefined
+  }
+}
+
+/** The text of the file; undefined if it is not there, or in a directory that this user may not search. */
+function textOf (path: string): string | undefined {
+  try {
+    return readIfThere(path)
+  } catch (error) {
+    try { lstatSync(path) } catch { return undefined }
+    throw new Failure(`${path} cannot be read: ${reasonOf(error)}. Correct it, or remove it.`)
   }
 }
 
@@ -49,12 +62,12 @@ async function readSettings (path: string, text: string): Promise<FileSettings> 
 
 /** The address of a service without a slash at its end. Throws for plain http to another machine. */
 export function serviceUrl (text: string, source: string, { insecureHttp = [] }: Options): string {
-  if (!URL.canParse(text)) throw new Failure(`${source} is no address: ${text}`)
+  if (!URL.canParse(text)) throw new Failure(`${source} is no address: write it as https://strongroom.example.`)
   const url = new URL(text)
   if (!['http:', 'https:'].includes(url.protocol) || url.username !== '' || url.password !== '' || url.search !== '' || url.hash !== '') {
     throw new Failure(`${source} must be an http or https address without a name, a password, a query and a fragment.`)
   }
-  const hosts = [...insecureHttp, ...(process.env.STRONGROOM_INSECURE_HTTP ?? '').split(',')].map((host) => host.trim())
+  const hosts = [...insecureHttp, ...(process.env.STRONGROOM_INSECURE_HTTP ?? '').split(',')].map((host) => host.trim().toLowerCase())
   if (url.protocol === 'http:' && !isLoopback(url.hostname) && !hosts.includes(url.hostname)) {
     throw new Failure(`${source} uses plain http to ${url.hostname}, which would show the credential to the network. Use https, or name the host with --insecure-http.`)
   }
@@ -117,7 +130,8 @@ export function readSecretFile (path: string, source: string): string {
   try {
     return readFileSync(path, 'utf8')
   } catch (error) {
-    throw new Failure(`The file ${path} of ${source} cannot be read: ${reasonOf(error)}.`)
+    // The path is not shown: people set the secret itself by mistake.
+    throw new Failure(`The file that ${source} names cannot be read: ${reasonOf(error)}.`)
   }
 }
 
@@ -125,11 +139,15 @@ const SLUG = /^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$/
 
 /** The level that the argument, the option, the environment or the file names. */
 export function findPlace (argument: string | undefined, options: Options, file: FileSettings | undefined): Place {
-  const text = argument ?? options.place ?? (process.env.STRONGROOM_PLACE || undefined) ?? file?.place
+  const named = [
+    ['The argument', argument], ['--place', options.place], ['STRONGROOM_PLACE', process.env.STRONGROOM_PLACE || undefined],
+    [`The place in ${file?.path}`, file?.place]
+  ] as const
+  const [source, text] = named.find(([, text]) => text !== undefined) ?? []
   if (text === undefined) throw new Misuse('No place is named. Give PROJECT/TARGET/ENVIRONMENT, or set STRONGROOM_PLACE, or `place` in .strongroom.yaml.')
   const [project = '', target, environment, ...more] = text.split('/')
   if (more.length > 0 || ![project, target ?? 'x', environment ?? 'x'].every((slug) => SLUG.test(slug))) {
-    throw new Misuse(`${text} is no place. A place has one to three slugs: PROJECT/TARGET/ENVIRONMENT.`)
+    throw new Misuse(`${source} is no place. A place has one to three slugs: PROJECT/TARGET/ENVIRONMENT.`)
   }
   return { project, target, environment }
 }

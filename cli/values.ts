@@ -4,7 +4,7 @@ import { deriveKey, openBlob, type ClientKey, type Derivation } from '../src/cli
 import { emptyEntries, type DocumentFormat } from '../src/rules/documents/entries.ts'
 import { COMMAND_MS, createApi, organizationOf, parametersOf, RUN_MS, templateOf, type Api, type Schemas } from './api.ts'
 import { ageText, keep, recall } from './cache.ts'
-import { Away, Failure, Refusal } from './failure.ts'
+import { Away, Failure, Misuse, Refusal } from './failure.ts'
 import { tell } from './output.ts'
 import {
   findFile, findPlace, findService, namedOrganization, readSecretFile, textOfPlace, type Options, type Place,
@@ -184,6 +184,9 @@ export interface Reading extends Options {
 export async function loadOrRecall (
   argument: string | undefined, options: Reading
 ): Promise<{ at: At, loaded: Loaded }> {
+  if (options.offline === true && options.cache === false) {
+    throw new Misuse('Give --offline or --no-cache, not both: without the cached copy there would be no values.')
+  }
   const at = await locate(options, argument, RUN_MS)
   const binding = { service: at.service, organization: at.named ?? '', place: textOfPlace(at.place) }
   const maxStale = secondsOf(options.maxStale ?? '24h')

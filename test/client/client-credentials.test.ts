@@ -83,6 +83,23 @@ t.test('a redirect is not followed, and a token is one line', async (t) => {
   for (const { stderr } of [await run(['get', 'A', PLACE], { env })]) t.notMatch(stderr, /a b/)
 })
 
+t.test('a secret that was set in place of an address, a file or a place is not shown', async (t) => {
+  const { run } = clientHome(t, { STRONGROOM_PLACE: PLACE })
+  for (const [args, env] of [
+    [['get', 'A'], { STRONGROOM_URL: 'hidden secret' }],
+    [['get', 'A'], { STRONGROOM_URL: 'https://host', STRONGROOM_TOKEN_FILE: 'hidden' }],
+    [['get', 'A'], { STRONGROOM_URL: 'https://host', STRONGROOM_TOKEN: 'hidden\nsecret' }],
+    [['set', 'A', 'hidden%'], {}],
+    [['get', 'A'], { STRONGROOM_PLACE: 'hidden%' }],
+    [['run', '--url', 'hidden', '--', 'true'], {}]
+  ] as const) {
+    const { code, stderr } = await run(args, { env })
+    t.not(code, 0)
+    t.match(stderr, /^strongroom: [^\n]+\n$/)
+    t.notMatch(stderr, /hidden/, JSON.stringify([args, env]))
+  }
+})
+
 t.test('whoami and doctor say who calls, and show no token', async (t) => {
   const caller = await placeWith(service, 'A=1\n')
   const { run } = clientHome(t, await asToken(service, caller))

@@ -71,6 +71,28 @@ t.test('a short 429 is waited for, and the values are new', async (t) => {
   t.match(await running, { code: 0, stdout: '1', stderr: '' })
 })
 
+t.test('all requests of a command together wait for one short 429', async (t) => {
+  const limits = new Map<string, string>()
+  const ours = { 'x-api-version': '1', 'content-type': 'application/json' }
+  const other = await otherServer(t, ({ url = '' }, response) => {
+    const wait = limits.get(url)
+    if (wait === '1') limits.delete(url)
+    if (wait !== undefined) return response.writeHead(429, { ...ours, 'retry-after': wait }).end('{"error":"rate_limit_exceeded"}')
+    return response.writeHead(200, ours).end(url.endsWith('/values') ? '{"A":"1"}' : '{"data":{"attributes":{"slug":"nimbus"}}}')
+  })
+  const { run } = clientHome(t, { STRONGROOM_URL: other.url, STRONGROOM_TOKEN: 'dotenv_x' })
+  const [organization, values] = ['/api/v1/organization', `/api/v1/nimbus/${PLACE}/secrets/values`]
+  t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1', stderr: '' })
+  limits.set(organization, '1')
+  t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1', stderr: '' }, 'the first is waited for')
+  limits.set(organization, '1').set(values, '1')
+  t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1', stderr: /status 429[^\n]*cached copy/ }, 'the second is not')
+  for (const text of ['Thu, 01 Jan 2099 00:00:00 GMT', '6']) {
+    limits.set(organization, text)
+    t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1', stderr: `Retry-After: ${text}` }, text)
+  }
+})
+
 t.test('--offline asks nobody, and a copy that is too old, changed or of another caller is not used', async (t) => {
   const { run, other, files, caller } = await behind(t)
   t.match(await run(['run', '--offline', PLACE, ...show]), { code: 125, stderr: /no cached copy/ })
@@ -78,6 +100,7 @@ t.test('--offline asks nobody, and a copy that is too old, changed or of another
   const asked = other.requests.length
   t.match(await run(['run', '--offline', PLACE, ...show]), { code: 0, stdout: '1', stderr: /cached copy/ })
   t.equal(other.requests.length, asked)
+  t.match(await run(['run', '--offline', '--no-cache', PLACE, ...show]), { code: 125, stdout: '', stderr: /not both/ })
   t.match(await run(['run', '--offline', '--max-stale', '0', PLACE, ...show]), { code: 125, stderr: /--max-stale/ })
   for (const time of ['30m', '48h', '7d', '3600']) t.match(await run(['run', '--offline', '--max-stale', time, PLACE, ...show]), { code: 0 }, time)
   t.match(await run(['run', '--offline', '--max-stale', 'soon', PLACE, ...show]), { code: 125, stderr: /no time/ })

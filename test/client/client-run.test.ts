@@ -4,8 +4,9 @@ import { join } from 'node:path'
 import t from 'tap'
 import { startApp } from '../helpers/app.ts'
 import { LONG } from '../helpers/long.ts'
+import { run as runProgram } from '../helpers/process.ts'
 import { asToken, CLIENT, clientHome, PLACE, placeWith, store, variablesIn } from '../helpers/strongroom.ts'
-import { newKey, sealBlob } from '../../src/client/keys.ts'
+import { checkOf, newKey, sealBlob } from '../../src/client/keys.ts'
 
 // `strongroom run` and the commands by hand, against a service.
 
@@ -74,6 +75,10 @@ t.test('names are chosen by --only and --except, and --keep-existing lets variab
   t.strictSame(await chosen('--only', 'A,B'), ['1', '2', undefined])
   t.strictSame(await chosen('--only', 'A', '--only', 'B', '--except', 'B'), ['1', undefined, undefined])
   t.strictSame(await chosen('--keep-existing'), ['here', '2', '3'])
+  for (const none of ['', ',', ' ']) {
+    t.match(await run(['run', PLACE, '--only', none, '--', 'true']), { code: 125, stderr: /--only names no value/ }, 'an empty variable chooses nothing')
+  }
+  t.strictSame(await chosen('--except', ''), ['1', '2', '3'])
   t.match(await run(['run', PLACE, '--only', 'NONE', '--', 'true']), { code: 125, stderr: /no value for NONE/ })
 })
 
@@ -201,6 +206,25 @@ t.test('a client-managed project needs its key string, and a wrong one fails', a
   }
 })
 
+t.test('doctor finds a client-managed project readable', async (t) => {
+  const caller = await service.organization()
+  const { call, organization: o } = caller
+  const key = await newKey('the key string of this project')
+  await call('POST', `/${o}/projects`, { name: 'Ours', slug: 'ours', storage_mode: 'client', ...checkOf(key) })
+  await call('POST', `/${o}/secrets/store`, { project: 'ours', content: await sealBlob(key, 'A=1\n'), key_proof: key.proof })
+  const { run } = clientHome(t, await asToken(service, caller))
+  t.match(await run(['doctor', 'ours']), { code: 0, stdout: /ok +permitted +1 encrypted documents/ })
+})
+
+t.test('a command works without a working directory and without standard output', async (t) => {
+  const { run, folder, env } = clientHome(t, await asToken(service, await placeWith(service, 'A=1\n')))
+  const gone = await runProgram('sh', ['-c', `mkdir '${folder}/gone'; cd '${folder}/gone'; rmdir '${folder}/gone'; exec "$0" "$1" get A ${PLACE}`, process.execPath, CLIENT], env)
+  t.match(gone, { code: 0, stdout: '1' })
+  t.match(await run(['run', PLACE, '--', 'true'], { env: { STRONGROOM_INSECURE_HTTP: '' } }), { code: 0 })
+  const full = await runProgram('sh', ['-c', `exec "$0" "$1" get A ${PLACE} >/dev/full`, process.execPath, CLIENT], env)
+  t.match(full, { code: 1, stderr: /Standard output cannot be written: ENOSPC/ })
+})
+
 t.test('a project of the format text has no names, and says so', async (t) => {
   const { run } = clientHome(t, await asToken(service, await placeWith(service, 'free text', 'text')))
   t.match(await run(['run', PLACE, '--', 'true']), { code: 125, stderr: /text/ })
@@ -216,7 +240,8 @@ t.test('the client is one file of at most 300 KB, and prints help and completion
   }
   for (const shell of ['bash', 'zsh', 'fish']) t.match((await run(['completion', shell])).stdout, /doctor/)
   t.match(await run(['completion', 'tcsh']), { code: 2 })
-  t.match(await run([]), { code: 2 })
+  t.match(await run([]), { code: 2, stderr: /^Usage: strongroom [^\n]*\n\n/ })
+  t.match(await run(['lst']), { code: 2, stderr: /^strongroom: unknown command 'lst' \(Did you mean list\?\)\n$/ })
   t.match(await run(['nonsense']), { code: 2 })
 })
 
