@@ -192,7 +192,7 @@ export async function loadOrRecall (
   const maxStale = secondsOf(options.maxStale ?? '24h')
   if (options.offline === true) return { at, loaded: recallAndTell('') }
   try {
-    const loaded = await load(at)
+    const loaded = await withShortLookups(() => load(at))
     if (options.cache !== false) keep(binding, loaded)
     return { at, loaded }
   } catch (error) {
@@ -206,6 +206,20 @@ export async function loadOrRecall (
       tell(`${reason}The values are a cached copy, ${ageText(age)} old.`)
       return loaded
     } catch (error) { throw new Failure(`${reason}${(error as Error).message}`) }
+  }
+}
+
+/**
+ * Runs `work` with short waits for servers of names: the C library of Linux waits 10 s for each, and a process cannot
+ * end while it waits. The variable is that of resolv.conf(5).
+ */
+async function withShortLookups<T> (work: () => Promise<T>): Promise<T> {
+  if (process.env.RES_OPTIONS !== undefined) return work()
+  process.env.RES_OPTIONS = 'timeout:1 attempts:2'
+  try {
+    return await work()
+  } finally {
+    delete process.env.RES_OPTIONS
   }
 }
 

@@ -1,4 +1,5 @@
 // runs: one database, embedded; 15 s
+import { spawnSync } from 'node:child_process'
 import { chmodSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
@@ -69,6 +70,26 @@ t.test('a short 429 is waited for, and the values are new', async (t) => {
   await until(() => other.requests.length > 0)
   state.status = undefined
   t.match(await running, { code: 0, stdout: '1', stderr: '' })
+})
+
+const mayUnshare = process.platform === 'linux' && spawnSync('unshare', ['-m', '-n', 'true']).status === 0
+
+t.test('a server of names that is silent is waited for at most 3 s', { skip: !mayUnshare && 'needs namespaces' }, async (t) => {
+  const { folder, env } = clientHome(t, { STRONGROOM_URL: 'https://strongroom.example', STRONGROOM_TOKEN: 'dotenv_x' })
+  writeFileSync(join(folder, 'resolv.conf'), 'nameserver 127.0.0.1\n')
+  writeFileSync(join(folder, 'silent.mjs'), `import { createSocket } from 'node:dgram'
+    createSocket('udp4').bind(53, '127.0.0.1', () => console.log('bound'))`)
+  const script = `ip link set lo up && mount --bind resolv.conf /etc/resolv.conf || exit 9
+    "$0" silent.mjs >bound & until [ -s bound ]; do sleep 0.1; done
+    "$0" -e 'console.log(Date.now())'
+    "$0" "$1" run ${PLACE} -- true; echo $?
+    "$0" -e 'console.log(Date.now())'
+    kill $!`
+  const { stdout, stderr } = await runProgram('unshare', ['-m', '-n', 'sh', '-c', `cd '${folder}'; ${script}`, process.execPath, CLIENT], env)
+  const [before = 0, status, after = 0] = stdout.trim().split('\n').map(Number)
+  t.equal(status, 125, stderr)
+  t.match(stderr, /no cached copy/)
+  t.ok(after - before < 9_000, `${after - before} ms, of which the starts of programs are some`)
 })
 
 t.test('all requests of a command together wait for one short 429', async (t) => {
