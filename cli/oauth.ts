@@ -109,7 +109,7 @@ export async function signIn (url: string, scope: string, opensBrowser: boolean)
   tell(`Open this address in your browser, or another browser: ${address.href}`)
   if (opensBrowser) openBrowser(address.href)
   else if (process.stdin.isTTY) tell('If the browser is on another machine, paste the address to which it returns here.')
-  const returned = await callback(listener, !opensBrowser)
+  const returned = await callback(listener, state, !opensBrowser)
   let parameters: URLSearchParams
   try {
     parameters = oauth.validateAuthResponse(server, client, returned, state)
@@ -132,16 +132,22 @@ export async function signIn (url: string, scope: string, opensBrowser: boolean)
   }
 }
 
-/** Waits for the address to which the browser returns: on the port, or pasted on standard input. */
-async function callback (listener: Server, readsInput: boolean): Promise<URL> {
+/**
+ * Waits for the address to which the browser returns: on the port, or pasted on standard input. A request of another
+ * page or program, which does not know the state, does not end the wait.
+ */
+async function callback (listener: Server, state: string, readsInput: boolean): Promise<URL> {
   let stop = () => {}
   try {
     return await new Promise<URL>((resolve, reject) => {
       const timer = setTimeout(() => reject(new Failure('The browser did not return within five minutes. Run `strongroom login` again.')), LOGIN_MS)
       listener.on('request', ({ method, url = '' }, response) => {
         response.setHeader('connection', 'close').setHeader('referrer-policy', 'no-referrer').setHeader('cache-control', 'no-store')
-        if (method !== 'GET' || !url.startsWith('/callback?')) return response.writeHead(404).end()
-        response.on('close', () => resolve(new URL(`http://127.0.0.1${url}`)))
+        const returned = new URL(url.startsWith('/') ? `http://127.0.0.1${url}` : 'http://127.0.0.1')
+        if (method !== 'GET' || returned.pathname !== '/callback' || returned.searchParams.get('state') !== state) {
+          return response.writeHead(404).end()
+        }
+        response.on('close', () => resolve(returned))
         return response.end('Close this page and go back to the terminal.\n')
       })
       let text = ''

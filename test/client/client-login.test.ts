@@ -45,7 +45,12 @@ async function signIn (home: ClientHome, person: Person, options: readonly strin
   if (pastes) {
     child.stdin!.write('no address\n')
     child.stdin!.write(`${back.href}\n`)
-  } else await fetch(back)
+  } else {
+    for (const query of ['code=x&state=y', 'error=access_denied', '']) {
+      if ((await fetch(`${back.origin}/callback?${query}`)).status !== 404) throw new Error(`${query} was taken`)
+    }
+    await fetch(back)
+  }
   const [code] = await once(child, 'close')
   if (code !== 0) throw new Error(text)
   return text

@@ -1,8 +1,9 @@
 // runs: one database, embedded; 15 s
 import { spawnSync } from 'node:child_process'
 import { once } from 'node:events'
-import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { startApp } from '../helpers/app.ts'
 import { run as runProgram } from '../helpers/process.ts'
@@ -112,6 +113,28 @@ t.test('a hangup reaches the command once if the client leads the session', { sk
   t.equal(code, 0, stderr)
   t.match(stdout, /status 4/)
   t.equal(readFileSync(file, 'utf8'), 'HUP\n')
+})
+
+t.test('after a terminal is gone, each hangup sent to the client still reaches the command', { skip: !hasPython && 'needs Python' }, async (t) => {
+  const { folder, env } = clientHome(t, { ...token, TERM: 'dumb' })
+  const [hangups, parent] = [join(folder, 'hangups'), join(folder, 'parent')]
+  const lines = () => existsSync(hangups) ? readFileSync(hangups, 'utf8').split('\n').length - 1 : 0
+  const script = `n=0; trap 'echo HUP >>${hangups}; n=$((n+1)); [ $n = 3 ] && exit 4' HUP
+    echo $PPID >${parent}; echo ready; while :; do sleep 0.05; done`
+  t.teardown(() => { try { process.kill(Number(readFileSync(parent, 'utf8')), 'SIGTERM') } catch { /* It has ended. */ } })
+  // The shell that leads the session ends at the hangup, so the system tells the group.
+  const shell = `"$0" "$1" run ${PLACE} -- sh -c "$2"; exit $?`
+  const ended = await runProgram('python3', [
+    'test/client/terminal.py', 'leader wait=ready hangup', 'sh', '-c', shell, process.execPath, CLIENT, script
+  ], env)
+  t.match(ended, { code: 0, stdout: /signal 1/ }, ended.stderr)
+  for (const count of [1, 2]) {
+    await until(() => lines() === count)
+    await sleep(300)
+    t.equal(lines(), count)
+    process.kill(Number(readFileSync(parent, 'utf8')), 'SIGHUP')
+  }
+  await until(() => lines() === 3)
 })
 
 t.test('a key string and a value are asked for on the terminal, and not shown', { skip: !hasPython && 'needs Python' }, async (t) => {
