@@ -35,7 +35,8 @@ export async function installClient (app: FastifyInstance) {
 
 const pageOf = ({ sha256, bytes, version }: About, url: string) => html`<h1>Command line</h1>
 <p><code>strongroom</code> starts programs with their secrets, and reads and changes them. It is one file of
-${String(Math.ceil(bytes / 1000))} KB, version ${version}, and needs only Node.js 20 or newer, on Linux or macOS. Windows was not tried.</p>
+${String(Math.ceil(bytes / 1000))} KB, version ${version}, and needs only Node.js 20 or newer, on Linux or macOS.
+It is tested on Linux; Windows was not tried.</p>
 <pre>curl -fsSo strongroom.mjs ${url}
 echo '${sha256}  strongroom.mjs' | sha256sum -c
 install -d ~/.local/bin
