@@ -1,9 +1,9 @@
 import createClient, { type Client } from 'openapi-fetch'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { Away, Failure, Refusal } from './failure.ts'
+import { Away, awayOf, Failure, Refusal } from './failure.ts'
 import { accessTokenOf } from './logins.ts'
 import { plain } from './output.ts'
-import { textOfPlace, type Place, type Service } from './settings.ts'
+import type { Place, Service } from './settings.ts'
 import type { components, paths } from '../dist/openapi-types.d.ts'
 
 export type Schemas = components['schemas']
@@ -80,13 +80,6 @@ export function createApi ({ url, credential }: Service, waitMs: number): Api {
   }
 }
 
-function awayOf (url: string, error: unknown): Failure {
-  if (error instanceof Failure) return error
-  const { name, cause } = error as Error & { cause?: { code?: string, message?: string } }
-  const reason = name === 'TimeoutError' ? 'no answer in time' : cause?.code ?? cause?.message ?? name
-  return new Away(`${url} cannot be reached (${reason}).`)
-}
-
 function refusalOf (status: number, body: unknown): Refusal {
   const { error = '', message, details = {}, errors = {} } = Object(body) as {
     error?: string, message?: string, details?: { required_scope?: string }, errors?: Record<string, string[]>
@@ -112,6 +105,18 @@ export const templateOf = <Suffix extends string>({ target, environment }: Place
 export const parametersOf = (organization: string, { project, target = '', environment = '' }: Place) =>
   ({ organization, project, target, environment })
 
+/** The names of a level, merged with the levels above. */
+export const namesAt = async (api: Api, organization: string, place: Place): Promise<Schemas['SecretNameList']> =>
+  (await api.send((client) => client.GET(templateOf(place, '/secrets/names'), {
+    params: { path: parametersOf(organization, place), query: { merge: true } }
+  }))).data
+
+/** The documents of a level and of the levels above, as the service stores them. */
+export const storedAt = async (api: Api, organization: string, place: Place): Promise<Schemas['SecretsAnswer']> =>
+  (await api.send((client) => client.GET(templateOf(place, '/secrets'), {
+    params: { path: parametersOf(organization, place) }
+  }))).data as Schemas['SecretsAnswer']
+
 /** The organization of a request: the named one, that of the token, or the only one of the login. */
 export async function organizationOf (api: Api, { credential }: Service, named: string | undefined): Promise<string> {
   if (named !== undefined) return named
@@ -126,5 +131,3 @@ export async function organizationOf (api: Api, { credential }: Service, named: 
     ? 'You belong to no organization.'
     : `You belong to several organizations: choose one with --organization. They are ${slugs.join(', ')}.`)
 }
-
-export const levelText = (organization: string, place: Place): string => `${organization}/${textOfPlace(place)}`

@@ -17,7 +17,9 @@ const VARIABLE = /^[A-Za-z_][A-Za-z0-9_]*$/
 /** The kernel of Linux refuses a longer `NAME=VALUE` with its NUL (MAX_ARG_STRLEN). */
 const MAX_VARIABLE_BYTES = 131_072
 
-export interface Choice { only: string[], except: string[], allow: string[], keepExisting: boolean, keepToken: boolean }
+export interface Choice {
+  only: string[], except: string[], allow: string[], keepExisting?: boolean, keepToken?: boolean
+}
 
 export interface Chosen {
   environment: Record<string, string>
@@ -38,14 +40,14 @@ export function environmentOf (
   inherited: NodeJS.ProcessEnv, values: ReadonlyMap<string, string>, { allow, keepExisting, keepToken }: Choice
 ): Chosen {
   const kept = Object.entries(inherited).filter((pair): pair is [string, string] => pair[1] !== undefined)
-    .filter(([name]) => keepToken || !name.startsWith('STRONGROOM_'))
+    .filter(([name]) => keepToken === true || !name.startsWith('STRONGROOM_'))
   // Without a prototype, `__proto__` is a name like any other.
   const environment: Record<string, string> = Object.assign(Object.create(null), Object.fromEntries(kept))
   const [dangerous, unusable]: [string[], string[]] = [[], []]
   for (const [name, value] of values) {
     if (!VARIABLE.test(name) || value.includes('\0')) unusable.push(name)
     else if (HELD_BACK_NAME.test(name) && !allow.includes(name)) dangerous.push(name)
-    else if (!keepExisting || inherited[name] === undefined) environment[name] = value
+    else if (keepExisting !== true || inherited[name] === undefined) environment[name] = value
   }
   const warnings = [
     dangerous.length > 0 ? `Left out, because they decide which code a program runs (--allow NAME sets one): ${listed(dangerous)}.` : '',

@@ -27,6 +27,18 @@ export class Refusal extends Failure {
   }
 }
 
+/** Whether the service cannot read the document, because the key of the project is with its clients. */
+export const isClientManaged = (error: unknown): boolean =>
+  error instanceof Refusal && error.code === 'client_managed_encryption'
+
+/** The failure of a request that got no response. */
+export function awayOf (url: string, error: unknown): Failure {
+  if (error instanceof Failure) return error
+  const { name, cause } = error as Error & { cause?: { code?: string, message?: string } }
+  const reason = name === 'TimeoutError' ? 'no answer in time' : cause?.code ?? cause?.message ?? name
+  return new Away(`${url} cannot be reached (${reason}).`)
+}
+
 /** The message of an error of Node.js, such as `EACCES: permission denied`, without the path and the stack. */
 export const reasonOf = (error: unknown): string =>
   error instanceof Failure ? error.message : ((error as NodeJS.ErrnoException).code ?? (error as Error).message)

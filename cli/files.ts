@@ -50,10 +50,13 @@ export function makeFolder (path: string): void {
   }
 }
 
+/** A name beside a file that no other process uses. */
+const nameBeside = (path: string): string => `${path}.${process.pid}.${randomBytes(6).toString('hex')}`
+
 /** Replaces a file atomically. Only its owner can read it, and it is on the disk when this function returns. */
 export function replaceFile (path: string, text: string): void {
   makeFolder(dirname(path))
-  const temporary = `${path}.${process.pid}.${randomBytes(6).toString('hex')}`
+  const temporary = nameBeside(path)
   try {
     writeNew(temporary, text)
     renameSync(temporary, path)
@@ -85,7 +88,7 @@ const LOCK_MS = 30_000
 /** Runs `work` while no other process of this user has the lock. Throws `Away` if the signal ends the wait. */
 export async function withLock<T> (path: string, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
   const holder = JSON.stringify({ pid: process.pid, space: pidSpace(), started: startOf(process.pid) })
-  const temporary = `${path}.${process.pid}.${randomBytes(6).toString('hex')}`
+  const temporary = nameBeside(path)
   writeNew(temporary, holder)
   try {
     while (!take(temporary, path)) {

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { buffer } from 'node:stream/consumers'
-import { parametersOf, templateOf } from './api.ts'
-import { Failure, Misuse, reasonOf, Refusal } from './failure.ts'
+import { namesAt, parametersOf, templateOf } from './api.ts'
+import { Failure, isClientManaged, Misuse, reasonOf } from './failure.ts'
 import { plain, print, printJson, printTable, tell } from './output.ts'
 import { textOfPlace } from './settings.ts'
 import { ask, load, locate, valuesOf, type At, type LevelName, type Reading, type Value } from './values.ts'
@@ -57,7 +57,7 @@ async function change ({ api, place, organization }: At, body: Change, { json }:
   const path = parametersOf(await organization(), place)
   const { data } = await api.send((client) =>
     client.PATCH(templateOf(place, '/secrets'), { params: { path }, body })).catch((error: unknown) => {
-    if (error instanceof Refusal && error.code === 'client_managed_encryption') {
+    if (isClientManaged(error)) {
       throw new Failure('The key of this project is with its clients, and this command does not change such documents yet: use the console.')
     }
     throw error
@@ -93,13 +93,11 @@ interface Row { name: string, level: LevelName, overrides: LevelName[], value?: 
 
 async function withoutValues (at: At, options: HandOptions): Promise<Row[]> {
   try {
-    const path = parametersOf(await at.organization(), at.place)
-    const { data: { data, meta } } = await at.api.send((client) =>
-      client.GET(templateOf(at.place, '/secrets/names'), { params: { path, query: { merge: true } } }))
+    const { data, meta } = await namesAt(at.api, await at.organization(), at.place)
     sayLeftOut(meta.left_out ?? [])
     return data.map(({ attributes }) => attributes)
   } catch (error) {
-    if (!(error instanceof Refusal) || error.code !== 'client_managed_encryption') throw error
+    if (!isClientManaged(error)) throw error
   }
   return (await withValues(at, options)).map(({ value: _, ...row }) => row)
 }

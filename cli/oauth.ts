@@ -3,7 +3,7 @@ import { once } from 'node:events'
 import { createServer, type Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import * as oauth from 'oauth4webapi'
-import { Away, Failure } from './failure.ts'
+import { Away, awayOf, Failure } from './failure.ts'
 import { CLIENT_ID, type Login } from './logins.ts'
 import { plain, tell } from './output.ts'
 
@@ -64,12 +64,7 @@ export async function revoke (login: Login): Promise<void> {
     )
     if (response.headers.get('x-api-version') === null) throw new Away(`${login.url} answered with a page that is not the service's.`)
     await oauth.processRevocationResponse(response)
-  } catch (error) { throw error instanceof Away ? error : awayOf(login.url, error) }
-}
-
-const awayOf = (url: string, error: unknown): Away => {
-  const cause = (error as { cause?: { code?: string } }).cause?.code ?? (error as Error).name
-  return new Away(`${url} cannot be reached (${cause}).`)
+  } catch (error) { throw awayOf(login.url, error) }
 }
 
 /** Signs a person in, in the browser, and returns the tokens. */
@@ -128,7 +123,7 @@ export async function signIn (url: string, scope: string, opensBrowser: boolean)
     if (error instanceof oauth.ResponseBodyError) {
       throw new Failure(`The sign-in failed: ${plain(error.error_description ?? error.error)}`)
     }
-    throw error instanceof Failure ? error : awayOf(url, error)
+    throw awayOf(url, error)
   }
 }
 

@@ -5,9 +5,7 @@ import { tell } from './output.ts'
 import { hasUnfinished } from './unfinished.ts'
 import { loadOrRecall, valuesOf, type Reading } from './values.ts'
 
-export interface RunOptions extends Reading {
-  only: string[], except: string[], allow: string[], mount: string[], keepExisting?: boolean, keepToken?: boolean
-}
+export interface RunOptions extends Reading, Choice { mount: string[] }
 
 /**
  * Starts a command with the values of a place in its environment. Returns the exit status of the command; every failure
@@ -24,11 +22,8 @@ export async function run (
     tell(line)
   }
   const values = await valuesOf(loaded, at, options.keyFile)
-  const choice: Choice = {
-    ...options, keepExisting: options.keepExisting === true, keepToken: options.keepToken === true
-  }
-  const selected = chosen(values, choice)
-  const { environment, warnings } = environmentOf(process.env, selected, choice)
+  const selected = chosen(values, options)
+  const { environment, warnings } = environmentOf(process.env, selected, options)
   for (const line of warnings) tell(line)
   requireFits([...selected.keys()], environment, command)
   const { launch } = await import('./launch.ts')

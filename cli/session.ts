@@ -1,6 +1,6 @@
-import { createApi, COMMAND_MS, organizationOf, parametersOf, templateOf, type Api, type Schemas } from './api.ts'
+import { createApi, COMMAND_MS, namesAt, organizationOf, storedAt, type Api } from './api.ts'
 import { ageText, recall } from './cache.ts'
-import { Failure, reasonOf, Refusal } from './failure.ts'
+import { Failure, isClientManaged, reasonOf } from './failure.ts'
 import { listLogins, newCacheKey, removeLogin, storedLogin, storeLogin, whileLocked, type Login } from './logins.ts'
 import { printJson, printTable, tell } from './output.ts'
 import {
@@ -116,16 +116,13 @@ export async function whoami (options: Options & { json?: boolean }): Promise<nu
 
 /** What a place has, which shows what the caller may read, and the levels that restrictions leave out. */
 async function contentOf (api: Api, organization: string, place: Place): Promise<{ what: string, left_out: string[] }> {
-  const path = parametersOf(organization, place)
   try {
-    const { data: { meta } } = await api.send((client) =>
-      client.GET(templateOf(place, '/secrets/names'), { params: { path, query: { merge: true } } }))
+    const { meta } = await namesAt(api, organization, place)
     return { what: `${meta.total} names`, left_out: meta.left_out ?? [] }
   } catch (error) {
-    if (!(error instanceof Refusal) || error.code !== 'client_managed_encryption') throw error
+    if (!isClientManaged(error)) throw error
   }
-  const { data } = await api.send((client) => client.GET(templateOf(place, '/secrets'), { params: { path } }))
-  const { data: { attributes: { levels = {} } }, meta } = data as Schemas['SecretsAnswer']
+  const { data: { attributes: { levels = {} } }, meta } = await storedAt(api, organization, place)
   const count = Object.values(levels).filter((level) => level !== undefined).length
   return { what: `${count} encrypted documents, which the key string opens`, left_out: meta.left_out ?? [] }
 }

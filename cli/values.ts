@@ -2,9 +2,9 @@ import { closeSync, openSync } from 'node:fs'
 import { ReadStream, WriteStream } from 'node:tty'
 import { deriveKey, openBlob, type ClientKey, type Derivation } from '../src/client/keys.ts'
 import { emptyEntries, type DocumentFormat } from '../src/rules/documents/entries.ts'
-import { COMMAND_MS, createApi, organizationOf, parametersOf, RUN_MS, templateOf, type Api, type Schemas } from './api.ts'
+import { COMMAND_MS, createApi, organizationOf, parametersOf, RUN_MS, storedAt, templateOf, type Api } from './api.ts'
 import { ageText, keep, recall } from './cache.ts'
-import { Away, Failure, Misuse, Refusal } from './failure.ts'
+import { Away, Failure, isClientManaged, Misuse, Refusal } from './failure.ts'
 import { tell } from './output.ts'
 import {
   findFile, findPlace, findService, namedOrganization, readSecretFile, textOfPlace, type Options, type Place,
@@ -44,18 +44,17 @@ export async function locate (options: Options, argument?: string, waitMs = COMM
 
 /** Loads the values of a place from the service. */
 export async function load ({ api, place, organization }: At): Promise<Loaded> {
-  const path = parametersOf(await organization(), place)
+  const slug = await organization()
+  const path = parametersOf(slug, place)
   try {
     const { data, headers } = await api.send((client) =>
       client.GET(templateOf(place, '/secrets/values'), { params: { path } }))
     const left_out = (headers.get('strongroom-left-out') ?? '').split(',').map((level) => level.trim()).filter((level) => level !== '')
     return { kind: 'values', values: data as Record<string, string>, left_out }
   } catch (error) {
-    if (!(error instanceof Refusal) || error.code !== 'client_managed_encryption') throw error
+    if (!isClientManaged(error)) throw error
   }
-  const { data } = await api.send((client) =>
-    client.GET(templateOf(place, '/secrets'), { params: { path } }))
-  const { data: { attributes: { levels = {} } }, meta } = data as Schemas['SecretsAnswer']
+  const { data: { attributes: { levels = {} } }, meta } = await storedAt(api, slug, place)
   const documents = LEVELS.flatMap((level) => {
     const document = levels[level]
     return document === undefined ? [] : [{ level, content: document.content }]

@@ -21,7 +21,7 @@ export async function installClient (app: FastifyInstance) {
   const base = basePath(app)
   const show = async (_request: unknown, reply: FastifyReply) => sendPage(reply, {
     title: 'Command line',
-    body: pageOf(about, `${app.issuer()}/cli/strongroom.mjs`)
+    body: pageOf(about, app.issuer())
   })
   const hidden = { schema: { hide: true }, config: { access: 'public', limit: 'docs' } } as const
   app.get('/cli', hidden, async (_request, reply) => reply.redirect(`${base}/cli/`, 308))
@@ -37,13 +37,13 @@ const pageOf = ({ sha256, bytes, version }: About, url: string) => html`<h1>Comm
 <p><code>strongroom</code> starts programs with their secrets, and reads and changes them. It is one file of
 ${String(Math.ceil(bytes / 1000))} KB, version ${version}, and needs only Node.js 20 or newer, on Linux or macOS.
 It is tested on Linux; Windows was not tried.</p>
-<pre>curl -fsSo strongroom.mjs ${url}
+<pre>curl -fsSo strongroom.mjs ${url}/cli/strongroom.mjs
 echo '${sha256}  strongroom.mjs' | sha256sum -c
 install -d ~/.local/bin
 install -m 755 strongroom.mjs ~/.local/bin
 ln -sf strongroom.mjs ~/.local/bin/strongroom</pre>
 <p>On macOS, check with <code>shasum -a 256 -c</code>. Then sign in, and start a program:</p>
-<pre>strongroom login ${url.slice(0, -'/cli/strongroom.mjs'.length)}
+<pre>strongroom login ${url}
 strongroom run PROJECT/TARGET/ENVIRONMENT -- COMMAND</pre>
 <p>In CI, set <code>STRONGROOM_URL</code> and <code>STRONGROOM_TOKEN</code> instead of signing in.</p>
 <p>SHA-256: <code>${sha256}</code></p>`
