@@ -4,7 +4,7 @@ import { chmodSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSyn
 import { availableParallelism, tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'
-import { missingForCitus, startCitus } from '../dist/test/helpers/citus.js'
+import { startCitus } from '../dist/test/helpers/citus.js'
 import { hasPostgres, startPostgres } from '../dist/test/helpers/postgres.js'
 
 const HEAD = /^\/\/ runs: (no database|one database(?:, embedded)?|both databases|PostgreSQL|Citus)((?:; (?:proof|fault|alone|after all others))*)(?:; (\d+) s)?\n/
@@ -21,7 +21,6 @@ const timeLimit = proofs ? 2_240 : faults || citus ? 900 : 560
 const files = readdirSync('test', { recursive: true }).filter((name) => name.endsWith('.test.ts')).sort().map(readHead)
   .filter(isOfRun).filter(({ id }) => wanted.length === 0 || wanted.some((word) => id.includes(word)))
 makeTemporaryDirectory()
-if (citus && missingForCitus() !== undefined) throw new Error(`The tests on Citus need ${missingForCitus()}`)
 const server = citus
   ? await startCitus()
   : !quick && hasPostgres() ? await startPostgres({ durable: false }) : undefined
@@ -35,12 +34,13 @@ const totals = { pass: 0, fail: 0, cpu: 0, isWhole: server !== undefined || quic
 // Many files wait, so there are more processes than cores. Fault tests measure recovery times: two processes at most.
 const processes = faults ? 2 : Math.max(2, availableParallelism()) + 2
 const isLast = ({ words }) => words.includes('after all others') || (faults && words.includes('alone'))
-for (const on of places) {
-  const jobs = files.filter((file) => runsOn(file, on) && !isLast(file)).sort((a, b) => b.seconds - a.seconds)
-  const [alone, together] = [true, false].map((is) => jobs.filter(({ words }) => words.includes('alone') === is))
-  const lists = [...alone.map((file) => [file]), ...Array(Math.min(processes, together.length)).fill(together)]
-  await Promise.all(lists.map((list) => runFiles(list, on)))
-}
+const isAlone = ({ words }) => words.includes('alone')
+const jobsOn = (on) => files.filter((file) => runsOn(file, on) && !isLast(file)).sort((a, b) => b.seconds - a.seconds)
+const together = places.map((on) => [jobsOn(on).filter((file) => !isAlone(file)), on])
+const alone = places.flatMap((on) => jobsOn(on).filter(isAlone).map((file) => [[[file], on]]))
+await Promise.all([...alone, ...Array(processes).fill(together)].map(async (lists) => {
+  for (const [jobs, on] of lists) if (jobs.length > 0) await runFiles(jobs, on)
+}))
 for (const file of files.filter(isLast)) for (const on of places) if (runsOn(file, on)) await runFiles([file], on)
 await server?.close()
 console.log(`The files took ${totals.cpu.toFixed(0)} s of CPU time\n${totals.pass} passed, ${totals.fail} failed`)

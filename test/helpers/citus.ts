@@ -43,11 +43,13 @@ export function missingForCitus (): string | undefined {
 
 /**
  * Starts a coordinator and two workers on the loopback interface. `more`: further settings of the servers. `durable`:
- * commits survive a crash, and take as long as in production.
+ * commits survive a crash, and take as long as in production. Throws an Error that says what this machine lacks.
  */
 export async function startCitus (
   more: Record<string, string> = {}, { durable = false }: { durable?: boolean } = {}
 ): Promise<TestCitus> {
+  const missing = missingForCitus()
+  if (missing !== undefined) throw new Error(`The tests on Citus need ${missing}`)
   const settings = Object.entries({ ...SETTINGS, ...outputPlugins(), ...more }).map(([name, value]) => `${name}=${value}`)
   const nodes = await Promise.all(Array.from({ length: 1 + WORKERS }, () =>
     startPostgres({ durable, settings })))

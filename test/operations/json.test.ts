@@ -1,4 +1,4 @@
-// runs: both databases; 25 s
+// runs: one database; 25 s
 import { existsSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'

@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database
 import t, { type Test } from 'tap'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'

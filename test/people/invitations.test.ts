@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database
 import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'drizzle-orm'
 import t from 'tap'

@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
