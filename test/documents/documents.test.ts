@@ -2,7 +2,7 @@
 import { isDeepStrictEqual } from 'node:util'
 import t from 'tap'
 import { parse } from 'dotenv'
-import { Parser, YAMLError } from 'yaml'
+import { parse as parseYaml, Parser, YAMLError } from 'yaml'
 import { emptyEntries, type DocumentFormat } from '../../src/rules/documents/entries.ts'
 import { MAX_LINES, MAX_NAMES } from '../../src/rules/documents/env.ts'
 import { MAX_TOKENS } from '../../src/rules/documents/json.ts'
@@ -212,6 +212,68 @@ t.test('yaml: a long number, and what many aliases refer to, is read once, exact
   t.match(read, { y: `[${Array(10).fill('0').join()}]` })
   const empty = Array.from({ length: 16 }, (_, i) => `a${i + 1}: &a${i + 1} [${times(3, `a${i}`)}]\n`).join('')
   t.match(documentError('yaml', `a0: &a0 []\n${empty}`), { reason: 'limit' })
+})
+
+t.test('yaml: aliases of aliases are expanded as other readers do, up to a nesting depth and a length', async (t) => {
+  let seed = 1
+  const random = (below: number) => (seed = seed * 48271 % 2147483647) % below
+  const wrong: string[] = []
+  for (let round = 0; round < 300; round++) {
+    const aliases = Array.from({ length: 2 + random(4) }, (_, i) => `a${i}`)
+    const valueOf = (known: readonly string[], depth: number): string => {
+      const kind = depth > 1 ? random(2) * 4 : random(6)
+      if (known.length > 0 && kind > 2) return `*${known[random(known.length)]} `
+      const items = () => Array.from({ length: random(3) }, () => valueOf(known, depth + 1))
+      if (kind === 1) return `[${items().join(', ')}]`
+      if (kind === 2) return `{${items().map((item, i) => `k${i}: ${item}`).join(', ')}}`
+      return ['x', '1', '~', '"é"', 'true', '[]', '{}'][random(7)]!
+    }
+    const text = aliases.map((name, i) => `${name}: &${name} [${valueOf(aliases.slice(0, i), 0)}, 0]\n`).join('')
+    const known = Object.entries(parseYaml(text, { maxAliasCount: -1 }) as object)
+    const expected = known.map(([name, value]) => [name, JSON.stringify(value)])
+    if (!isDeepStrictEqual(entries('yaml', text), expected)) wrong.push(text)
+  }
+  t.same(wrong, [])
+  const nested = (levels: number, inner: string) => `${'['.repeat(levels)}${inner}${']'.repeat(levels)}`
+  for (const twice of ['', `c: ${nested(30, '*a')}\n`]) {
+    const read = (levels: number) => documentError('yaml', `a: &a ${nested(60, '')}\n${twice}b: ${nested(levels, '*a')}\n`)
+    t.equal(read(40), undefined)
+    t.match(read(41), { reason: 'limit', limit: '100 nested levels' })
+    const inside = `a: &a ${nested(60, '')}\nb: &b ${nested(20, '*a')}\n${twice}`
+    t.equal(documentError('yaml', `${inside}d: ${nested(19, '*b')}\n`), undefined)
+    t.match(documentError('yaml', `${inside}d: ${nested(20, '*b')}\n`), { reason: 'limit', limit: '100 nested levels' })
+  }
+  // The list with its text counts 4,006 characters, each time, and the other list two.
+  const values = `a: &a [${'x'.repeat(4_000)}]\nb: [${Array(20).fill('*a').join()}]\n`
+  const counted = 21 * 4_006 + 2
+  const ofLength = (length: number) => `${values}#${'x'.repeat(length - values.length - 1)}`
+  const least = Math.ceil((counted - 64 * 1024) / 4)
+  t.ok(readDocument('yaml', ofLength(least)))
+  t.match(documentError('yaml', ofLength(least - 1)), { reason: 'limit', limit: /characters in its values/ })
+})
+
+t.test('yaml: what a document costs is bounded by its length, or counted as work', async (t) => {
+  const workOf = (text: string) => {
+    const work = { done: 0 }
+    readDocument('yaml', text, undefined, work)
+    return work.done
+  }
+  // Small documents whose aliases expand to as many values as are allowed, readable and not.
+  const levels = (fan: number, count: number) => Array.from({ length: count }, (_, i) =>
+    `a${i + 1}: &a${i + 1} [${Array(fan).fill(`*a${i}`).join()}]\n`).join('')
+  const documents = [['{}', 4, 12], ['[]', 6, 5], ['{a: {}, b: {}}', 5, 6], ['[[], []]', 3, 10], ['x', 7, 7]] as const
+  for (const [leaf, fan, count] of documents) {
+    const text = `a0: &a0 ${leaf}\n${levels(fan, count)}#${'x'.repeat(250_000)}\n`
+    const before = process.cpuUsage()
+    for (let i = 0; i < 10; i++) readDocument('yaml', text)
+    const { user } = process.cpuUsage(before)
+    t.ok(user < 150_000, `${leaf}: ${user / 10_000} ms for each document`)
+    t.ok(workOf(text) > workOf(`a0: &a0 ${leaf}\n${levels(fan, 1)}`), leaf)
+  }
+  for (const lines of ['a: |\n', 'a: |1\n', 'a: >\n', 'a: x\n']) {
+    const perLine = (workOf(lines + ' x\n'.repeat(10_000)) - workOf(`${lines} x\n`)) / 10_000
+    t.ok(perLine >= 0.4, `${JSON.stringify(lines)}: ${perLine} for each line`)
+  }
 })
 
 t.test('yaml: aliases cannot make a small document a large one', async (t) => {

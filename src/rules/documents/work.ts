@@ -15,6 +15,10 @@ export const WORK = {
   otherName: 3,
   jsonToken: 1,
   yamlToken: 4,
+  /** For each line of a YAML document, because a text of many lines is one token. */
+  yamlLine: 0.4,
+  /** For each KiB of the values of a YAML document, with expanded aliases. */
+  writtenKilobyte: 5,
   /** For each name of a document in a matrix. */
   sortedName: 1,
   /** For each name and level of a matrix. */

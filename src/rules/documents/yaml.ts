@@ -33,7 +33,7 @@ export interface YamlSource {
  *
  * @param found receives the parsed document
  * @param typed receives the value of each name as compact JSON, in which each number keeps its spelling, such as `0x1F`
- * @param work counts the tokens
+ * @param work counts the lines, the tokens and the written values
  */
 export function readYaml (
   text: string, entries: Entries, found?: YamlSource, typed?: Entries, work: Work = { done: 0 }
@@ -41,6 +41,7 @@ export function readYaml (
   if (text.length > YAML_LENGTH) throw UnreadableDocument.ofLimit(YAML_LENGTH, `${YAML_LENGTH.toLocaleString('en')} characters`)
   // Check the number of lines separately from the tokens, because a scalar of many lines is one token.
   for (let lines = 1, at = text.indexOf('\n'); at !== -1; at = text.indexOf('\n', at + 1)) {
+    work.done += WORK.yamlLine
     if (++lines > MAX_LINES) throw UnreadableDocument.ofLimit(at + 1, LINES)
   }
   const document = parseYaml(text, work, found)
@@ -49,14 +50,15 @@ export function readYaml (
   if (aliases.length > YAML_ALIASES) throw beyond(aliases.at(-1), `${YAML_ALIASES} aliases`)
   const targets = targetsOf(document, aliases.length)
   const allowance = YAML_OUTPUT + 4 * text.length
-  const typedOf = (node: unknown) => yamlWriter(targets, allowance, typedText).write(node)
+  const writerOf = (scalarJson: ScalarJson) => yamlWriter(targets, allowance, scalarJson, work)
+  const typedOf = (node: unknown) => writerOf(typedText).write(node)
   if (found) Object.assign(found, { document, targets, typedOf } satisfies YamlSource)
 
   const { contents } = document
   if (contents === null || (isScalar(contents) && contents.source === '' && contents.tag === undefined)) return
   if (!isMap(contents)) throw new UnreadableDocument(0, 'not_a_mapping')
-  const { write, spend, isRespelled } = yamlWriter(targets, allowance, jsonText)
-  const typedWriter = typed && yamlWriter(targets, allowance, typedText)
+  const { write, spend, isRespelled } = writerOf(jsonText)
+  const typedWriter = typed && writerOf(typedText)
   for (const [name, value] of pairs(contents.items)) {
     const node = isAlias(value) ? targets.get(value) : value
     const json = isScalar(node) || value === null ? undefined : write(value)
@@ -265,24 +267,53 @@ export function scalarText (scalar: Scalar) {
   return typeof value === 'number' ? source ?? String(value) : String(value)
 }
 
+type ScalarJson = (scalar: Scalar) => string
+
+/** A written node: its text, its part of the allowance, and the levels below it. */
+interface Written { text: string, length: number, levels: number }
+
 /**
- * Writes nodes as JSON text. Limits the nesting depth and the total length of the document's values. `isRespelled`:
- * whether a number so far has another spelling than in the document.
+ * Writes nodes as JSON text. Limits the nesting depth and the total length of the document's values. Writes each node
+ * once, also if many aliases refer to it. `isRespelled`: whether a number so far has another spelling than in the
+ * document.
  */
-function yamlWriter (targets: Map<Alias, unknown>, allowance: number, scalarJson: (scalar: Scalar) => string) {
+function yamlWriter (targets: Map<Alias, unknown>, allowance: number, scalarJson: ScalarJson, work: Work) {
   let left = allowance
+  let deepest = 0
   let hasOtherNumber = false
   /** The text of each scalar, which aliases can need very often. */
   const texts = new Map<Scalar, string>()
+  /** The nodes that aliases refer to; undefined until they are written. */
+  const shared = new Map<unknown, Written | undefined>()
+  for (const target of targets.values()) shared.set(target, undefined)
   return { write, spend, isRespelled: () => hasOtherNumber }
 
   function write (node: unknown, depth = 0): string {
-    if (depth > YAML_DEPTH) throw beyond(node, `${YAML_DEPTH} nested levels`)
+    requireDepth(depth, node)
     if (isAlias(node)) {
       const target = targets.get(node)
       if (target === undefined) throw unreadable(node, 'unknown_alias')
       return write(target, depth + 1)
     }
+    return isScalar(node) || !shared.has(node) ? writeNode(node, depth) : writeShared(node, depth)
+  }
+
+  function writeShared (node: unknown, depth: number): string {
+    const known = shared.get(node)
+    if (known !== undefined) {
+      requireDepth(depth + known.levels, node)
+      take(known.length, node)
+      return known.text
+    }
+    const [before, outer] = [left, deepest]
+    deepest = depth
+    const text = writeNode(node, depth)
+    shared.set(node, { text, length: before - left, levels: deepest - depth })
+    deepest = Math.max(deepest, outer)
+    return text
+  }
+
+  function writeNode (node: unknown, depth: number): string {
     if (isMap(node)) {
       spend('', node)
       const members = [...pairs(node.items)].map(([name, value]) =>
@@ -304,10 +335,20 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number, scalarJson
     return known
   }
 
+  function requireDepth (depth: number, node: unknown) {
+    if (depth > YAML_DEPTH) throw beyond(node, `${YAML_DEPTH} nested levels`)
+    deepest = Math.max(deepest, depth)
+  }
+
   function spend (text: string, node: unknown) {
-    left -= text.length + 2
-    if (left < 0) throw beyond(node, `${allowance.toLocaleString('en')} characters in its values with expanded aliases`)
+    take(text.length + 2, node)
     return text
+  }
+
+  function take (length: number, node: unknown) {
+    left -= length
+    work.done += length / 1024 * WORK.writtenKilobyte
+    if (left < 0) throw beyond(node, `${allowance.toLocaleString('en')} characters in its values with expanded aliases`)
   }
 }
 
