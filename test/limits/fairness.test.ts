@@ -4,6 +4,7 @@ import t, { type Test } from 'tap'
 import { makeProof } from '../../src/crypto/key-proof.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION } from '../../src/vault/operations/long-operations.ts'
 import { queueOf } from '../../src/changes/queue.ts'
+import { readDocument } from '../../src/rules/documents/read.ts'
 import { startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { LONG } from '../helpers/long.ts'
@@ -323,4 +324,40 @@ t.test('documents that take long to parse share no transaction, and each is stor
   t.match(body, { P1: 'changed 3', P2: 'changed 3', P3: 'v3' })
   const versions = await busy.call('POST', `/${o}/secrets/versions`, level(3))
   t.equal(versions.body.data.length, 3)
+})
+
+t.test('restore-to parses each document in a turn of its own, so other requests run in between', async (t) => {
+  const caller = await service.organization()
+  const o = caller.organization
+  await caller.call('POST', `/${o}/projects`, { name: 'Turns', secret_format: 'yaml' })
+  await caller.call('POST', `/${o}/turns/targets`, { name: 'T' })
+  const levels = Array.from({ length: 16 }, (_, n) => ({ project: 'turns', target: 't', environment: `e${n}` }))
+  for (const { environment: name } of levels) await caller.call('POST', `/${o}/turns/t/environments`, { name })
+  const store = async (plaintextOf: (n: number) => string) => {
+    for (const [n, level] of levels.entries()) {
+      const { status, text } = await caller.call('POST', `/${o}/secrets/store`, { ...level, plaintext: plaintextOf(n) })
+      if (status !== 200) throw new Error(text)
+    }
+  }
+  await store(slow)
+  const [{ attributes }] = (await caller.call('POST', `/${o}/secrets/versions`, levels.at(-1)!)).body.data
+  await store(() => 'A: 1')
+  const alone = Math.max(...levels.map((_, n) => {
+    const began = performance.now()
+    readDocument('yaml', slow(n))
+    return performance.now() - began
+  }))
+  const state = { longest: 0, isOver: false }
+  const watch = async () => {
+    for (let last = performance.now(); !state.isOver; last = performance.now()) {
+      await new Promise((resolve) => { setImmediate(resolve) })
+      state.longest = Math.max(state.longest, performance.now() - last)
+    }
+  }
+  const watching = watch()
+  const { status, body } = await caller.call('POST', `/${o}/turns/restore-to`, { at: attributes.created_at, confirmed: true })
+  state.isOver = true
+  await watching
+  t.match([status, body?.data], [200, { restored: levels.length }])
+  t.ok(state.longest < levels.length * alone / 3, `${Math.round(state.longest)} ms, and one document ${Math.round(alone)} ms`)
 })

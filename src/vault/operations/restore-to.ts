@@ -95,12 +95,14 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
     const found = await findSecrets(db, organization.id, ids)
     const versions = await findVersionsTogether(db, found.map(({ id }) =>
       ({ organization_id: organization.id, id: byId.get(id)!.version })))
-    await yieldToEventLoop()
-    const replaced = found.flatMap((document, i) => {
+    const replaced: Parameters<typeof replaceDocuments>[2][number][] = []
+    for (const [i, document] of found.entries()) {
+      // A document can take tens of milliseconds to parse, so each has a turn of the event loop of its own.
+      await yieldToEventLoop()
       const replacement = restoredContent(
         vault, storageKey, state, isDocument(document) ? document : undefined, versions[i]!() ?? fail('not_found')
       )
-      if (replacement === undefined) return []
+      if (replacement === undefined) continue
       const { accepted } = replacement
       const { blob } = accepted
       if (notesOf(held, accepted).warning !== undefined) unreadable++
@@ -108,8 +110,8 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
       growth += 2 * size_bytes - document.size_bytes
       restored.push({ ...byId.get(document.id)!, size_bytes })
       const sealed = sealCurrent(storageKey, contextOf(project, document), document.revision + 1, blob)
-      return { document, sealed, size_bytes }
-    })
+      replaced.push({ document, sealed, size_bytes })
+    }
     await yieldToEventLoop()
     await replaceDocuments(db, project, replaced)
     await leaveHalf(began)
