@@ -134,3 +134,57 @@ t.test('S-1.15 a filter shows a restricted token or a team member nothing that t
   }
   t.strictSame(await listOf(restricted, `/organizations/${o}/api-keys`, 'search=apple'), { names: [], total: 0 })
 })
+
+t.test('S-1.15 a long text is found in upper or lower case, in any script', async (t) => {
+  const caller = await service.organization()
+  const path = `/organizations/${caller.organization}/api-keys`
+  const names = [
+    'The quick brown fox jumps over the lazy dog, 100% of the time: \\ [x] (y|z) _ "quoted" \'single\' $1',
+    'Съешь же ещё этих мягких французских булок, да выпей чаю', 'Οδυσσεύς και Σίσυφος στην οδό του νησιού, ένας φίλος',
+    'Kurze Gasse an der großen Brücke über den schönen Fluß, ÄÖÜ', 'Łódź, Žižkov, Århus, Œuvre, Þór, Ðakovo and Ñandú: Éclair',
+    '日本語の長い名前をここに書いておきますから確かめてください、お願いします', '😀'.repeat(60)
+  ]
+  for (const name of names) {
+    const { status, text } = await caller.call('POST', path, { name, abilities: ['secret:read'] })
+    if (status !== 201) throw new Error(text)
+  }
+  const upper = (text: string) => text.replaceAll(/[^ßς]/g, (character) => character.toUpperCase())
+  for (const name of names) {
+    const texts = [name, name.slice(4), name.toLowerCase(), upper(name), upper(name.slice(0, -4)), name.slice(0, 34)]
+    for (const text of texts) {
+      for (const parameter of ['filter[name]', 'search']) {
+        const found = await listOf(caller, path, ofText(parameter, text))
+        t.strictSame(found, { names: [name], total: 1 }, `${parameter} ${text}`)
+        t.strictSame((await listOf(caller, path, ofText(parameter, `${text}!`))).names, [])
+      }
+    }
+  }
+  const [one = '', other = ''] = names
+  t.strictSame((await listOf(caller, path, `search=fox&${ofText('filter[name]', one.toUpperCase())}`)).names, [one], 'a short and a long text')
+  t.strictSame((await listOf(caller, path, `search=fox&${ofText('filter[name]', other)}`)).names, [])
+  t.strictSame((await listOf(caller, path, `filter[name]=${'s'.repeat(40)}`)).names, [])
+})
+
+t.test('a long text costs the database little more than a short one, however similar the names are', async (t) => {
+  const caller = await service.organization()
+  const [row] = await service.sql(`SELECT id FROM api_tokens WHERE organization_id = '${caller.organization}'`)
+  await service.sql(`INSERT INTO api_tokens OVERRIDING SYSTEM VALUE SELECT (jsonb_populate_record(x, jsonb_build_object(
+      'id', x.id + 1000000 + n, 'token_hash', x.token_hash::text || lpad(n::text, 8, '0'), 'name', repeat('a', 255)))).*
+    FROM api_tokens x CROSS JOIN generate_series(1, 2000) n
+    WHERE x.organization_id = '${caller.organization}' AND x.id = ${row!.id as string}`)
+  const timeOf = async (text: string) => {
+    const times: number[] = []
+    for (let round = 0; round < 3; round++) {
+      const began = performance.now()
+      const { total } = await listOf(caller, `/organizations/${caller.organization}/api-keys`, ofText('search', text))
+      times.push(performance.now() - began)
+      t.equal(total, 0)
+    }
+    return Math.min(...times)
+  }
+  const short = await timeOf('b')
+  for (const text of [`${'a'.repeat(254)}b`, `${'a'.repeat(33)}b`, `${'ß'.repeat(200)}b`, `${'А'.repeat(250)}b`]) {
+    const long = await timeOf(text)
+    t.ok(long < 8 * short + 50, `${Math.round(long)} ms for ${text.length} characters, ${Math.round(short)} ms for one`)
+  }
+})
