@@ -120,7 +120,7 @@ function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
     port: read('PORT', integer(0, 65535, 'a whole number from 0 to 65535 (0 picks a free port)')) ?? 8080,
     /** If not set, the embedded database in `dataDir` is used. */
     databaseUrl: read('DATABASE_URL', variable(readDatabaseUrl,
-      'postgres://user:password@host:5432/database; percent-encode special characters of user and password', showScheme)),
+      'postgres://user:password@host:5432/database; percent-encode special characters of user, password and database', showScheme)),
     /** Maximum database connections of each process. */
     databasePool: read('DATABASE_POOL', integer(2, 100)) ?? 10,
     /** Seconds that a start waits for an unavailable PostgreSQL. */

@@ -133,11 +133,12 @@ export async function connect (options: ConnectOptions): Promise<Database> {
 }
 
 function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions): Database {
-  const { url, ssl, hosts } = tlsOf(databaseUrl)
+  const { url, ssl, hosts, database: name } = tlsOf(databaseUrl)
   const client = (max: number, more: object = {}, session: object = SESSION) => postgres(url, {
     ...COMMON,
     // The driver reorders the lists.
     ...structuredClone(hosts),
+    ...(name !== undefined && { database: name }),
     ssl,
     max,
     connect_timeout: 3,

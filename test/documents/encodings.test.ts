@@ -81,6 +81,7 @@ t.test('an unknown driver or server parameter, or a Unix socket, gets an error t
     ['?replication=database', /replication is not supported; the service decides/],
     ['?host=/var/run/postgresql', /Unix sockets are not supported: .*127\.0\.0\.1:5432/],
     ['?host=%2Fvar%2Frun%2Fpostgresql', /Unix sockets are not supported/],
+    ['?target_session_attrs=writable', /^DATABASE_URL: target_session_attrs is not any, read-write, /],
     ['?pgbouncer=true', /unrecognized configuration parameter "pgbouncer"; remove the parameter from DATABASE_URL/]
   ] as const) {
     const { code, stdout, stderr } = await ended(urlOf('parameters', query))
@@ -97,9 +98,32 @@ t.test('an unknown driver or server parameter, or a Unix socket, gets an error t
 
   for (const query of [
     '', '?sslmode=disable', '?application_name=strongroom-1', '?connect_timeout=5', '?options=-c%20jit%3Doff',
-    '?target_session_attrs=read-write', '?client_encoding=UTF8&statement_timeout=2000'
+    '?target_session_attrs=read-write', '?target_session_attrs=any', '?client_encoding=UTF8&statement_timeout=2000'
   ]) t.match(await ended(urlOf('parameters', query)), { code: 0, stderr: '' }, query)
   t.throws(() => tlsOf('postgres://h/d?sslmode=require&channel_binding=prefer'), UrlError)
+})
+
+t.test('the name of the database may be percent-encoded, and a port may be empty', async (t) => {
+  const MASTER_KEY = generateMasterKey().text
+  const base = urlOf('').replace(/\/$/, '')
+  for (const name of ['my db', 'a?b', '100%', 'ÄÖ', 'a/b', 'a+b', '%41', 'UPPER']) {
+    await makeDatabase(`"${name}"`)
+    const line = `${name}: `
+    for (const url of [`${base}/${encodeURIComponent(name)}`, `${base}/${encodeURIComponent(name)}?sslmode=disable`]) {
+      t.match(await command(['migrate'], { DATABASE_URL: url, MASTER_KEY }), { code: 0, stderr: '' }, line + url)
+    }
+  }
+  t.match(await command(['migrate'], { DATABASE_URL: `${base}/no%20such`, MASTER_KEY }), {
+    code: 1, stderr: /^[^\n]*database "no such" does not exist; create this database[^\n]*\n$/
+  })
+  t.match(await command(['migrate'], { DATABASE_URL: `${base}/100%`, MASTER_KEY }), { code: 1, stderr: /percent-encode/ })
+  for (const [address, read] of [
+    ['postgres://u@h:/d', 'postgres://u@h/d'], ['postgres://u:@h:/d', 'postgres://u:@h/d'], ['postgres://h:', 'postgres://h'],
+    ['postgres://u:p@a:,b:1/d', 'postgres://u:p@a,b:1/d'], ['postgres://h:5433/d', 'postgres://h:5433/d']
+  ] as const) t.equal(tlsOf(address).url, read)
+  t.strictSame(tlsOf('postgres://[::1]:/d').hosts, { host: ['::1'], port: [5432] })
+  t.strictSame(['postgres://h', 'postgres://h/', 'postgres://h/d', 'postgres://a,b/d%2Fe?sslmode=disable'].map((url) => tlsOf(url).database),
+    [undefined, undefined, 'd', 'd/e'])
 })
 
 t.test('a start on UTF8 serves, with a name in any script', async (t) => {

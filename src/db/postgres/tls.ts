@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { isIP } from 'node:net'
 import { checkServerIdentity, type ConnectionOptions } from 'node:tls'
-import { hostsOf, ipv6HostsOf, refuse, splitUrl } from './url.ts'
+import { databaseOf, hostsOf, ipv6HostsOf, refuse, splitUrl } from './url.ts'
 
 const TLS_MODES = ['disable', 'allow', 'prefer', 'require', 'verify-ca', 'verify-full'] as const
 type Mode = (typeof TLS_MODES)[number]
@@ -11,6 +11,8 @@ interface Tls {
   url: string
   /** Hosts and ports, if the driver cannot read them in the URL. */
   hosts: { host: string[], port: number[] } | undefined
+  /** The database, if the URL names one. The driver would not percent-decode the name in the URL. */
+  database: string | undefined
   /** The `ssl` option of the driver: a string for encryption without verification, options with verification. */
   ssl: false | 'prefer' | 'require' | ConnectionOptions
   /** Why the connection can be read or intercepted; undefined if it is secure. */
@@ -35,6 +37,7 @@ export function tlsOf (databaseUrl: string): Tls {
   return {
     url: rest === '' ? address : `${address}?${rest}`,
     hosts: ipv6HostsOf(address),
+    database: databaseOf(address),
     ssl: optionsFor(mode, root, hosts),
     weakness: weakness && `The connection to the database is ${weakness}: use sslmode=verify-full in DATABASE_URL`
   }

@@ -37,14 +37,18 @@ function of (advice: string, ...names: string[]) {
   return Object.fromEntries(names.map((name) => [name, advice]))
 }
 
+// The values of `target_session_attrs` that the driver knows. The other one of libpq, `any`, is the default.
+const SESSION_ATTRS = ['read-write', 'read-only', 'primary', 'standby', 'prefer-standby']
+
 /**
  * Splits a DATABASE_URL into the address and the parameters, without the settings that the service sets on each
- * connection. Throws a UrlError for a Unix socket, a repeated parameter, and a parameter of libpq that the driver does
- * not know.
+ * connection. Throws a UrlError for a Unix socket, a repeated parameter, and a parameter of libpq, or a value of one,
+ * that the driver does not know.
  */
 export function splitUrl (databaseUrl: string): { address: string, parameters: URLSearchParams } {
   // The query begins at the first question mark; later question marks belong to values.
-  const [, address = '', query = ''] = /^([^?]*)\??([^]*)$/.exec(databaseUrl) ?? []
+  const [, written = '', query = ''] = /^([^?]*)\??([^]*)$/.exec(databaseUrl) ?? []
+  const address = withoutEmptyPorts(written)
   const parameters = new URLSearchParams(query)
   const names = [...parameters.keys()]
   const twice = names.find((name, i) => names.indexOf(name) < i)
@@ -57,7 +61,23 @@ export function splitUrl (databaseUrl: string): { address: string, parameters: U
     if (advice !== undefined) refuse(`the parameter ${name} is not supported; ${advice}`)
     if (isFixed(name)) parameters.delete(name)
   }
+  const attrs = parameters.get('target_session_attrs')
+  if (attrs === 'any') parameters.delete('target_session_attrs')
+  else if (attrs !== null && !SESSION_ATTRS.includes(attrs)) {
+    refuse(`target_session_attrs is not any, ${SESSION_ATTRS.join(', ')}`)
+  }
   return { address, parameters }
+}
+
+/** An address without the colon of an empty port, which the driver would take as a part of the host. */
+const withoutEmptyPorts = (address: string) =>
+  address.replace(/^([^:]+:\/\/(?:[^/@]*@)?)([^/]*)/, (_, before: string, hosts: string) =>
+    before + hosts.replace(/:(?=,|$)/g, ''))
+
+/** The name of the database in an address, which the driver would not decode; undefined for the default. */
+export function databaseOf (address: string): string | undefined {
+  const [, path = ''] = /^[^:]+:\/\/[^/]*\/(.*)$/.exec(address) ?? []
+  return path === '' ? undefined : decodeURIComponent(path)
 }
 
 // A path, or an abstract socket of Linux.
