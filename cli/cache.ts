@@ -45,9 +45,12 @@ export function keep (binding: Binding, loaded: Loaded): void {
 
 const MAX_COPIES = 500
 
-/** Removes the oldest copies if there are too many. */
+/** The names of copies, and of those that a stopped process left unfinished. */
+const OWN = /^[0-9a-f]{40}\.sealed/
+
+/** Removes the oldest copies if there are too many. Other files in the folder stay. */
 function removeOldest (): void {
-  const paths = readdirSync(cacheFolder()).map((name) => join(cacheFolder(), name))
+  const paths = readdirSync(cacheFolder()).filter((name) => OWN.test(name)).map((name) => join(cacheFolder(), name))
   if (paths.length <= MAX_COPIES) return
   const aged = paths.map((path) => ({ path, at: statSync(path).mtimeMs })).sort((one, other) => one.at - other.at)
   for (const { path } of aged.slice(0, aged.length - MAX_COPIES / 2)) rmSync(path, { force: true })

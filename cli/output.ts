@@ -3,8 +3,9 @@ import { Failure } from './failure.ts'
 
 // What people and programs read. Text of the service, of files and of names goes to a terminal only through `plain`.
 
+// Control characters, the separators of lines and paragraphs, and characters that change the direction of text.
 // eslint-disable-next-line no-control-regex
-const CONTROLS = /[\u0000-\u001f\u007f-\u009f\u2028\u2029\u202a-\u202e\u2066-\u2069]/g
+const CONTROLS = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g
 
 /** A text without characters that a terminal obeys. */
 export const plain = (text: string): string => text.replace(CONTROLS, '?')
@@ -28,8 +29,10 @@ export const print = (text: string): void => writeAll(1, text)
 /** Writes a text of this command, such as its help, to standard error. */
 export const printError = (text: string): void => writeAll(2, text)
 
-/** Writes JSON in one line to standard output. */
-export const printJson = (value: unknown): void => print(`${JSON.stringify(value)}\n`)
+/** Writes JSON in one line to standard output. Escapes what a terminal obeys, without another meaning. */
+export const printJson = (value: unknown): void => print(`${JSON.stringify(value).replace(CONTROLS, escaped)}\n`)
+
+const escaped = (character: string) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`
 
 /** Writes rows in columns to standard output. */
 export function printTable (rows: readonly (readonly string[])[]): void {

@@ -1,6 +1,6 @@
 // runs: one database, embedded; 15 s
 import { spawnSync } from 'node:child_process'
-import { chmodSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { chmodSync, readdirSync, readFileSync, utimesSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { startApp } from '../helpers/app.ts'
@@ -134,6 +134,21 @@ t.test('--offline asks nobody, and a copy that is too old, changed or of another
   t.notMatch(Buffer.from(text, 'base64').toString('latin1'), /"A"/, 'the copy is sealed')
   writeFileSync(file!, text.replace(/.(?=.{20}$)/, (character) => character === 'A' ? 'B' : 'A'))
   t.match(await run(['run', '--offline', PLACE, ...show]), { code: 125, stderr: /was changed/ })
+})
+
+t.test('of too many copies the oldest are removed, and no other file', async (t) => {
+  const { run, folder, files } = await behind(t)
+  const cache = join(folder, 'cache/strongroom')
+  await run(['run', PLACE, ...show])
+  const nameOf = (n: number) => String(n).padStart(40, '0')
+  for (let n = 0; n < 600; n++) writeFileSync(join(cache, `${nameOf(n)}.sealed`), '')
+  const others = ['notes.txt', 'x.sealed', nameOf(1), `${nameOf(2)}.backup`]
+  for (const name of others) writeFileSync(join(cache, name), 'mine')
+  for (const path of files()) utimesSync(path, 1, 1)
+  t.match(await run(['run', PLACE, ...show]), { code: 0, stdout: '1' })
+  t.ok(files().length < 300, `${files().length} files`)
+  for (const name of others) t.equal(readFileSync(join(cache, name), 'utf8'), 'mine', name)
+  t.match(await run(['run', '--offline', PLACE, ...show]), { code: 0, stdout: '1' }, 'the newest stays')
 })
 
 t.test('a cache that cannot be written does not stop a program', async (t) => {

@@ -134,6 +134,25 @@ t.test('get, set, unset and list change and print exact bytes', async (t) => {
   t.strictSame(JSON.parse((await run(['get', 'C', '--json', PLACE])).stdout), { name: 'C', value: 'from a file' })
 })
 
+t.test('names and values write nothing on a terminal but text, in a table, in JSON and in messages', async (t) => {
+  // An escape sequence, the same with its C1 character, DEL, separators, and characters that change the direction.
+  const hostile = ['\u001b[2J', '\u009b2J', '\u007f', '\u0085', '\u2028', '\u2029', '\u202e', '\u2066', '\u061c', '\u200e', '\u200f']
+  const document = Object.fromEntries(hostile.map((text, i) => [`N${i}${text}`, `v${text}\nend`]))
+  const { run } = clientHome(t, await asToken(service, await placeWith(service, JSON.stringify({ ...document, PLAIN: 'é 語 \u200d😀' }), 'json')))
+  // eslint-disable-next-line no-control-regex
+  const obeyed = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/
+  for (const options of [['list'], ['list', '--values'], ['list', '--json'], ['list', '--values', '--json'], ['get', 'N1\u009b2J', '--json'], ['get', 'none\u009b\u202e\u061c'], ['run', '--except', 'PLAIN']]) {
+    const { stdout, stderr } = await run([...options, PLACE, ...options[0] === 'run' ? ['--', 'true'] : []])
+    t.notMatch(stdout, obeyed, options.join(' '))
+    t.notMatch(stderr, obeyed, options.join(' '))
+    t.ok(`${stdout}${stderr}`.split('\n').length <= hostile.length + 2, `${options.join(' ')}: one line each`)
+  }
+  const listed = JSON.parse((await run(['list', '--values', '--json', PLACE])).stdout) as { name: string, value: string }[]
+  t.strictSame(Object.fromEntries(listed.map(({ name, value }) => [name, value])), { ...document, PLAIN: 'é 語 \u200d😀' })
+  t.match((await run(['list', '--values', '--json', PLACE])).stdout, /"é 語 \u200d😀"/, 'other text stays as it is')
+  t.strictSame((await run(['get', 'N1\u009b2J', PLACE])).bytes, Buffer.from('v\u009b2J\nend'), 'get prints the value itself')
+})
+
 const FORMATS = ['env', 'json', 'yaml', 'client'] as const
 const ALPHABET = ['a', 'Z', '0', ' ', '\n', '\t', "'", '"', '`', '$', '\\', '#', '=', ':', '{', '[', '%', 'é', '語', '😀', '\u2028', '~', '!', '&', '|', '-']
 
