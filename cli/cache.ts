@@ -1,6 +1,7 @@
 import { createCipheriv, createDecipheriv, createHash, hkdfSync, randomBytes } from 'node:crypto'
 import { readdirSync, rmSync, statSync } from 'node:fs'
 import { join } from 'node:path'
+import { parseJson } from '../src/rules/documents/json.ts'
 import { Failure } from './failure.ts'
 import { cacheFolder, readIfThere, replaceFile } from './files.ts'
 import type { Service } from './settings.ts'
@@ -66,7 +67,7 @@ export function recall (binding: Binding, maxStaleSeconds: number): { loaded: Lo
   try {
     const cipher = createDecipheriv('aes-256-gcm', keyOf(binding.service), sealed.subarray(0, 12), { authTagLength: 16 })
       .setAAD(boundTo(binding)).setAuthTag(sealed.subarray(-16))
-    stored = JSON.parse(Buffer.concat([cipher.update(sealed.subarray(12, -16)), cipher.final()]).toString('utf8')) as Sealed
+    stored = parseJson(Buffer.concat([cipher.update(sealed.subarray(12, -16)), cipher.final()]).toString('utf8')) as Sealed
   } catch { throw new Failure('The cached copy of these values was changed, or belongs to another login, so it is not used.') }
   const age = Math.floor((Date.now() - stored.at) / 1000)
   if (age < 0) throw new Failure('The cached copy of these values is from the future, so it is not used: look at the clock.')

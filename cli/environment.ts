@@ -1,3 +1,4 @@
+import { IN_NO_VARIABLE } from '../src/rules/documents/entries.ts'
 import { Failure } from './failure.ts'
 import { readIfThere } from './files.ts'
 import type { Value } from './values.ts'
@@ -45,7 +46,7 @@ export function environmentOf (
   const environment: Record<string, string> = Object.assign(Object.create(null), Object.fromEntries(kept))
   const [dangerous, unusable]: [string[], string[]] = [[], []]
   for (const [name, value] of values) {
-    if (!VARIABLE.test(name) || value.includes('\0')) unusable.push(name)
+    if (!VARIABLE.test(name) || IN_NO_VARIABLE.test(value)) unusable.push(name)
     else if (HELD_BACK_NAME.test(name) && !allow.includes(name)) dangerous.push(name)
     else if (keepExisting !== true || inherited[name] === undefined) environment[name] = value
   }

@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs'
 import { buffer } from 'node:stream/consumers'
 import { namesAt, parametersOf, templateOf } from './api.ts'
 import { Failure, isClientManaged, Misuse, reasonOf } from './failure.ts'
-import { plain, print, printJson, printTable, tell } from './output.ts'
+import { plain, print, printJson, printTable, requireBytes, tell } from './output.ts'
 import { textOfPlace } from './settings.ts'
 import { ask, load, locate, valuesOf, type At, type LevelName, type Reading, type Value } from './values.ts'
 
@@ -15,8 +15,12 @@ export async function get (name: string, argument: string | undefined, options: 
   const at = await locate(options, argument)
   const found = (await valuesOf(await load(at), at, options.keyFile)).get(name)
   if (found === undefined) throw new Failure(`There is no value for ${name} at ${textOfPlace(at.place)}.`)
-  if (options.json === true) printJson({ name, value: found.value })
-  else print(process.stdout.isTTY && !found.value.endsWith('\n') ? `${found.value}\n` : found.value)
+  if (options.json === true) {
+    printJson({ name, value: found.value })
+    return 0
+  }
+  requireBytes(name, found.value)
+  print(process.stdout.isTTY && !found.value.endsWith('\n') ? `${found.value}\n` : found.value)
   return 0
 }
 
@@ -32,6 +36,8 @@ export async function set (
   const where = await locate(options, argument)
   const value = at >= 0 ? text.slice(at + 1) : await readValue(name, options.file)
   if (value.includes('\0')) throw new Failure('The value has a NUL character, so it is refused.')
+  // Node.js replaces the bytes of an argument that are not UTF-8.
+  if (text.includes('\ufffd')) throw new Failure('The argument is not UTF-8, or has the character U+FFFD, so it is refused. Use standard input or --file.')
   return change(where, { set: { [name]: value } }, options)
 }
 

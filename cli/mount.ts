@@ -5,6 +5,7 @@ import { tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 import { Failure, Misuse, reasonOf } from './failure.ts'
 import { writeNew } from './files.ts'
+import { requireBytes } from './output.ts'
 
 // Values as files, for programs that want files. The values are in a folder that only this user can read, in memory
 // where the system has such a folder; the path that the person names is a link.
@@ -33,6 +34,7 @@ export function mount (mounts: readonly string[], values: ReadonlyMap<string, { 
     if (at < 1 || path === '') throw new Misuse(`${text} is no mount: write NAME=PATH.`)
     const found = values.get(name)
     if (found === undefined) throw new Failure(`There is no value for ${name} (--mount).`)
+    requireBytes(name, found.value)
     return { path: resolve(path), value: found.value }
   })
   const links: { path: string, file: string }[] = []

@@ -34,6 +34,13 @@ export const printJson = (value: unknown): void => print(`${JSON.stringify(value
 
 const escaped = (character: string) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`
 
+/** Throws if no bytes are the value: half of a surrogate pair, which JSON can express, would become U+FFFD. */
+export function requireBytes (name: string, value: string): void {
+  if (/\p{Surrogate}/u.test(value)) {
+    throw new Failure(`The value of ${name} has half of a surrogate pair, which no bytes in UTF-8 are: \`strongroom get --json\` prints it.`)
+  }
+}
+
 /** Writes rows in columns to standard output. */
 export function printTable (rows: readonly (readonly string[])[]): void {
   const texts = rows.map((row) => row.map(plain))

@@ -2,6 +2,7 @@ import { closeSync, openSync } from 'node:fs'
 import { ReadStream, WriteStream } from 'node:tty'
 import { deriveKey, openBlob, type ClientKey, type Derivation } from '../src/client/keys.ts'
 import { emptyEntries, type DocumentFormat } from '../src/rules/documents/entries.ts'
+import { parseJson } from '../src/rules/documents/json.ts'
 import { COMMAND_MS, createApi, organizationOf, parametersOf, RUN_MS, storedAt, templateOf, type Api } from './api.ts'
 import { ageText, keep, recall } from './cache.ts'
 import { Away, Failure, isClientManaged, Misuse, Refusal } from './failure.ts'
@@ -47,10 +48,12 @@ export async function load ({ api, place, organization }: At): Promise<Loaded> {
   const slug = await organization()
   const path = parametersOf(slug, place)
   try {
-    const { data, headers } = await api.send((client) =>
-      client.GET(templateOf(place, '/secrets/values'), { params: { path } }))
+    const { data, headers } = await api.send(async (client) => {
+      const { data, error, response } = await client.GET(templateOf(place, '/secrets/values'), { params: { path }, parseAs: 'text' })
+      return { error, response, ...(data !== undefined && { data: parseJson(data) as Record<string, string> }) }
+    })
     const left_out = (headers.get('strongroom-left-out') ?? '').split(',').map((level) => level.trim()).filter((level) => level !== '')
-    return { kind: 'values', values: data as Record<string, string>, left_out }
+    return { kind: 'values', values: data, left_out }
   } catch (error) {
     if (!isClientManaged(error)) throw error
   }
@@ -147,7 +150,15 @@ async function keyString (keyFile: string | undefined, project: string): Promise
     .catch(() => { throw new Failure(`The project ${project} is client-managed: name a file with its key string by --key-file or STRONGROOM_KEY_FILE.`) })
 }
 
-/** Asks on the terminal, without showing what is typed. Throws if there is no terminal, or after Ctrl-C. */
+// All control characters except the tab: keys such as the arrows send them.
+// eslint-disable-next-line no-control-regex
+const CONTROLS = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f]/
+const NOT_ONE_LINE = 'The entry has several lines or control characters, so it is not used. Name a file with the text instead.'
+
+/**
+ * Asks for one line on the terminal, without showing what is typed. Ctrl-U clears the line. Throws if there is no
+ * terminal, after Ctrl-C, and for a pasted text of several lines.
+ */
 export async function ask (question: string): Promise<string> {
   const [forInput, forOutput] = [openSync('/dev/tty', 'r'), openSync('/dev/tty', 'w')]
   const [input, output] = [new ReadStream(forInput), new WriteStream(forOutput)]
@@ -159,10 +170,15 @@ export async function ask (question: string): Promise<string> {
       input.setEncoding('utf8')
       input.on('error', reject)
       input.on('data', (typed: string) => {
-        for (const character of typed) {
-          if (character === '\r' || character === '\n') return resolve(text)
+        for (const [index, character] of [...typed].entries()) {
+          if (character === '\r' || character === '\n') {
+            // Only a pasted text has characters after its first line, and that line alone would be another value.
+            const isWhole = /^[\r\n]*$/.test([...typed].slice(index + 1).join('')) && !CONTROLS.test(text)
+            return isWhole ? resolve(text) : reject(new Failure(NOT_ONE_LINE))
+          }
           if (character === '\u0003' || character === '\u0004') return reject(new Failure('Nothing was entered.'))
-          text = character === '\u007f' || character === '\b' ? [...text].slice(0, -1).join('') : text + character
+          if (character === '\u0015') text = ''
+          else text = character === '\u007f' || character === '\b' ? [...text].slice(0, -1).join('') : text + character
         }
       })
     })

@@ -153,6 +153,37 @@ t.test('names and values write nothing on a terminal but text, in a table, in JS
   t.strictSame((await run(['get', 'N1\u009b2J', PLACE])).bytes, Buffer.from('v\u009b2J\nend'), 'get prints the value itself')
 })
 
+t.test('half of a surrogate pair, which no bytes are, is neither set, printed, mounted nor replaced', async (t) => {
+  const document = '{"HALF":"secret\\ud800","OTHER":"\\udc00\\ud800x","WHOLE":"\\ud83d\\ude00"}'
+  const { run, folder } = clientHome(t, await asToken(service, await placeWith(service, document, 'json')))
+  const { code, stderr, bytes } = await run(['run', PLACE, '--', 'env', '-0'])
+  t.match({ code, stderr }, { code: 0, stderr: /Left out[^\n]*: HALF, OTHER\.\n$/ })
+  t.match([...variablesIn(bytes)].filter(([name]) => name in JSON.parse(document)), [['WHOLE', '😀']])
+  for (const args of [['get', 'HALF', PLACE], ['run', PLACE, '--mount', `OTHER=${join(folder, 'other')}`, '--', 'true']]) {
+    const ended = await run(args)
+    t.match(ended, { code: args[0] === 'get' ? 1 : 125, stdout: '', stderr: /half of a surrogate pair/ })
+    t.notMatch(ended.stderr, /secret/)
+  }
+  t.equal((await run(['get', 'WHOLE', PLACE])).stdout, '😀')
+  t.match(await run(['get', '--json', 'HALF', PLACE]), { code: 0, stdout: '{"name":"HALF","value":"secret\\ud800"}\n' })
+})
+
+t.test('an argument that is not UTF-8 sets nothing', async (t) => {
+  const { env, run } = clientHome(t, await asToken(service, await placeWith(service, 'A=1\n')))
+  for (const argument of ["printf 'A=a\\377'", "printf 'A\\377=a'"]) {
+    const ended = await runProgram('sh', ['-c', `exec "$0" "$1" set "$(${argument})" ${PLACE}`, process.execPath, CLIENT], env)
+    t.match(ended, { code: 1, stderr: /not UTF-8/ }, argument)
+  }
+  t.match(await run(['set', 'A', PLACE], { input: 'b\ufffd' }), { code: 0 }, 'the character itself, on standard input')
+  t.equal((await run(['get', 'A', PLACE])).stdout, 'b\ufffd')
+})
+
+t.test('names with escape sequences are not taken for each other (0075)', async (t) => {
+  const values = { '\\': 'back', '"': 'quote', 'a\\': 'a back', 'a"': 'a quote', '\n': 'line' }
+  const { run } = clientHome(t, await asToken(service, await placeWith(service, JSON.stringify(values), 'json')))
+  for (const [name, value] of Object.entries(values)) t.equal((await run(['get', name, PLACE])).stdout, value)
+})
+
 const FORMATS = ['env', 'json', 'yaml', 'client'] as const
 const ALPHABET = ['a', 'Z', '0', ' ', '\n', '\t', "'", '"', '`', '$', '\\', '#', '=', ':', '{', '[', '%', 'é', '語', '😀', '\u2028', '~', '!', '&', '|', '-']
 

@@ -157,6 +157,21 @@ t.test('a key string and a value are asked for on the terminal, and not shown', 
   t.equal((await clientHome(t, token).run(['get', 'TYPED', PLACE])).stdout, 'typed')
 })
 
+t.test('a pasted text of several lines is refused, and Ctrl-U clears the line', { skip: !hasPython && 'needs Python' }, async (t) => {
+  const { env, run } = clientHome(t, { ...token, TERM: 'dumb' })
+  for (const [plan, status, value] of [
+    ['type=-----BEGIN\rsecond', 1, ''], ['type=one\ntwo\n', 1, ''], ['key=1b5b44 type=arrow', 1, ''],
+    ['key=61 key=15 type=a\tb', 0, 'a\tb'], ['type=one-line\r\n', 0, 'one-line'], ['key=61620d0a', 0, 'ab'], ['key=610a', 0, 'a']
+  ] as const) {
+    const { stdout } = await runProgram('python3', [
+      'test/client/terminal.py', `wait=Value ${plan}`, process.execPath, CLIENT, 'set', 'PASTED', PLACE
+    ], env)
+    t.match(stdout, new RegExp(`status ${status}`), plan)
+    if (status === 1) t.match(stdout, /several lines or control characters/)
+    else t.equal((await run(['get', 'PASTED', PLACE])).stdout, value)
+  }
+})
+
 t.test('a client in a pipe and in `sh -c` passes bytes and the status on', async (t) => {
   const { env } = clientHome(t, token)
   const piped = await runProgram('sh', ['-c', `printf 'a\\nb' | "$0" "$1" run ${PLACE} -- cat; exit $?`, process.execPath, CLIENT], env)

@@ -9,6 +9,9 @@ export type NamedFormat = Exclude<DocumentFormat, 'text'>
 /** Names and values. Has no prototype, so `__proto__` is an ordinary name, and no document can change a prototype. */
 export type Entries = Record<string, string>
 
+/** What no variable of an environment can hold: NUL, and lone surrogates, which UTF-8 cannot write. */
+export const IN_NO_VARIABLE = /\0|\p{Surrogate}/u
+
 export const emptyEntries = (): Entries => Object.create(null) as Entries
 
 /** Thrown by the readers: an invalid document, or a document that exceeds a limit. */

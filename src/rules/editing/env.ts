@@ -1,4 +1,4 @@
-import type { Entries } from '../documents/entries.ts'
+import { IN_NO_VARIABLE, type Entries } from '../documents/entries.ts'
 import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from '../documents/env.ts'
 import { mergedJson } from '../documents/json-values.ts'
 import { jsonValue } from '../documents/json.ts'
@@ -23,8 +23,6 @@ const ATTEMPTS: readonly Choose[] = [
 ]
 
 const NAME = /^[\w.-]+$/
-// UTF-8 has no lone surrogates, and no environment variable can have a NUL.
-const NOT_IN_ENV = /\0|\p{Surrogate}/u
 
 /**
  * Changes names of an `.env` document. Of a changed value no character is left, also not those that only other readers
@@ -90,7 +88,7 @@ function writer (lineEnd: string): Writer {
   // Caches whether a form can hold a value, because each attempt tests the same forms and values again.
   const known = new Map<string, boolean>()
   return (value, kept, first) => {
-    if (NOT_IN_ENV.test(value)) return undefined
+    if (IN_NO_VARIABLE.test(value)) return undefined
     const forms = envForms(value, lineEnd, kept)
     return [...forms.filter(({ form }) => form === first), ...forms].find(({ form, text }) => {
       const key = `${form} ${value}`

@@ -1,11 +1,9 @@
-import type { Entries } from '../documents/entries.ts'
+import { IN_NO_VARIABLE, type Entries } from '../documents/entries.ts'
 import { flowScalar, pairText } from './yaml-scalars.ts'
 
 /** A text of all values, or the names for which the text has no form, in order. */
 export type ExportedText = { text: string } | { names: string[] }
 
-// An environment variable ends at a NUL, and UTF-8 has no lone surrogates.
-const IN_NO_VARIABLE = /\0|\p{Surrogate}/u
 // Between double quotes, shells and readers of `.env` change these characters.
 const CHANGED_IN_DOUBLE_QUOTES = /[$`"\\!\r]/
 // The readers skip white space before a name, lines that begin with `#`, and a byte order mark in the first line.
