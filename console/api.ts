@@ -1,5 +1,6 @@
 import { effect, signal } from '@preact/signals'
 import { accessToken, BASE, patientFetch, shortToken, unreachable } from './auth.ts'
+import { parseJson } from '../src/rules/documents/json.ts'
 import { place } from './router.ts'
 import { textOf, type Operation } from './operations.ts'
 import type { components, operations } from '../dist/openapi-types.d.ts'
@@ -110,7 +111,7 @@ export async function call<O extends Operation> (operation: O, request: Request<
 
 /** The object of a JSON text; empty for another text, such as a text of a proxy. */
 function objectOf (text: string): object {
-  try { return Object(JSON.parse(text)) as object } catch { return {} }
+  try { return Object(parseJson(text)) as object } catch { return {} }
 }
 
 const MAX_PAGES = 20

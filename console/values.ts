@@ -56,8 +56,10 @@ export function readValues (format: Format, text: string): Values | undefined {
 
 /** Where a text does not parse in its format; undefined if it does, or if the browser cannot read the format. */
 export function problemIn (format: Format, text: string): { line: number, column?: number } | undefined {
-  if (format === 'yaml' || format === 'text' || readValues(format, text) !== undefined) return undefined
   const source = text.replace(/^\ufeff/, '')
+  // A blank text is a missing document here, but no JSON to the service and the command line client.
+  const isBlankJson = format === 'json' && source.trim() === ''
+  if (format === 'yaml' || format === 'text' || (readValues(format, text) !== undefined && !isBlankJson)) return undefined
   if (format === 'env') return readEnv(source) as { line: number }
   const before = source.slice(0, jsonErrorIn(source)).split(/\r\n?|\n/)
   return { line: before.length, column: [...before.at(-1)!].length + 1 }

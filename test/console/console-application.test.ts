@@ -286,12 +286,12 @@ t.test('the first error of a text has the place that the service names', async (
   for (const [format, text] of [
     ['json', '{"A": x}'], ['json', '{\n"A": "1"\r\n"B": 2}'], ['json', '\ufeff{"🙂": }'], ['json', '{"A": "\n"}'], ['json', '[1]'], ['json', '{"A": 1'],
     ['json', '"text"'], ['json', 'null\n1'], ['json', '\n['], ['json', '\n"open'], ['json', '[1,\n 2'], ['json', '\n [1]\n'],
-    ['json', `{"A": [${'1,'.repeat(20000)}1]}`], ['json', `{"A":\n${'['.repeat(200000)}`], ['env', 'A=1\nnothing'], ['env', '\r\n\r\n= 1'], ['env', 'A="open']
+    ['json', `{"A": [${'1,'.repeat(20000)}1]}`], ['json', `{"A":\n${'['.repeat(200000)}`], ['json', ''], ['json', '\n \n'], ['json', '\ufeff'], ['env', 'A=1\nnothing'], ['env', '\r\n\r\n= 1'], ['env', 'A="open']
   ] as const) {
     const { line, column } = documentError(format, text)!
     t.match({ line, column }, problemIn(format, text), `${format} ${JSON.stringify(text)}`)
   }
-  for (const [format, text] of [['json', '{"A": 1}'], ['json', ''], ['env', 'A=1'], ['yaml', ': ['], ['text', 'x']]) t.equal(problemIn(format, text), undefined)
+  for (const [format, text] of [['json', '{"A": 1}'], ['env', 'A=1'], ['env', ''], ['yaml', ': ['], ['text', 'x']]) t.equal(problemIn(format, text), undefined)
 })
 
 t.test('an address with a malformed escape is a place', async (t) => {
