@@ -1,14 +1,11 @@
 import { writeSync } from 'node:fs'
+import { escapeUnprintable, unprintable } from '../schemas/unprintable.ts'
 import { Failure } from './failure.ts'
 
 // What people and programs read. Text of the service, of files and of names goes to a terminal only through `plain`.
 
-// Control characters, the separators of lines and paragraphs, and characters that change the direction of text.
-// eslint-disable-next-line no-control-regex
-const CONTROLS = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g
-
 /** A text without characters that a terminal obeys. */
-export const plain = (text: string): string => text.replace(CONTROLS, '?')
+export const plain = (text: string): string => text.replace(unprintable(), '?')
 
 /** Whether standard error shows colours (https://no-color.org). */
 const hasColour = (): boolean => process.stderr.isTTY === true && !process.env.NO_COLOR && process.env.TERM !== 'dumb'
@@ -30,14 +27,12 @@ export const print = (text: string): void => writeAll(1, text)
 export const printError = (text: string): void => writeAll(2, text)
 
 /** Writes JSON in one line to standard output. Escapes what a terminal obeys, without another meaning. */
-export const printJson = (value: unknown): void => print(`${JSON.stringify(value).replace(CONTROLS, escaped)}\n`)
+export const printJson = (value: unknown): void => print(`${escapeUnprintable(JSON.stringify(value))}\n`)
 
-const escaped = (character: string) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`
-
-/** Throws if no bytes are the value: half of a surrogate pair, which JSON can express, would become U+FFFD. */
+/** Throws if UTF-8 cannot express the value: half of a surrogate pair, which JSON can express, would become U+FFFD. */
 export function requireBytes (name: string, value: string): void {
   if (/\p{Surrogate}/u.test(value)) {
-    throw new Failure(`The value of ${name} has half of a surrogate pair, which no bytes in UTF-8 are: \`strongroom get --json\` prints it.`)
+    throw new Failure(`The value of ${name} has half of a surrogate pair, which UTF-8 cannot express: \`strongroom get --json\` prints it.`)
   }
 }
 

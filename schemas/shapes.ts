@@ -2,6 +2,7 @@ import {
   OptionalKind, Type, type ObjectOptions, type SchemaOptions, type Static, type StringOptions, type TBoolean,
   type TLiteral, type TObject, type TProperties, type TSchema, type TString, type TUnion
 } from '@sinclair/typebox'
+import { UNPRINTABLE } from './unprintable.ts'
 
 type Literals<T extends readonly string[]> = { -readonly [K in keyof T]: T[K] extends string ? TLiteral<T[K]> : never }
 
@@ -133,10 +134,6 @@ export const Name = Patterned('\\S', `${NAME_RULE}, such as Orbit`, {
   ...NAMES, description: 'a new name has no control or direction characters'
 })
 
-// Control characters (C0, DEL, C1), the separators of lines and paragraphs, and characters that change the direction of
-// text: in a terminal, a mail or a page, a name with them could look like text of the service. The invisible characters
-// U+200C and U+200D stay allowed, because Persian and emoji need them.
-const UNPRINTABLE = '\\u0000-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069'
 const NEW_NAME_RULE = `${NAME_RULE}, without control and direction characters, such as Orbit`
 
 /**
@@ -151,9 +148,6 @@ export const NewName = PublishedAs(
 )
 /** The message for a changed name that is not a `NewName`. */
 export const NEW_NAME_PROBLEM = `must be ${NEW_NAME_RULE}`
-
-/** Finds the characters that a `NewName` does not have. */
-export const unprintable = () => new RegExp(`[${UNPRINTABLE}]`, 'g')
 
 /** A description in a request. `NullableDescription` is a description in a response. */
 export const NewDescription = Type.Optional(Type.Union([Type.String({ maxLength: 2000 }), Type.Null()]))

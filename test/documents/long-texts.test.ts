@@ -1,7 +1,8 @@
 // runs: no database
 import { readdirSync } from 'node:fs'
 import t from 'tap'
-import { escapeUnprintable, isNewName } from '../../src/rules/formats/names.ts'
+import { escapeUnprintable } from '../../schemas/unprintable.ts'
+import { isNewName } from '../../src/rules/formats/names.ts'
 import { checkDocument } from '../../src/rules/documents/check.ts'
 import type { NamedFormat } from '../../src/rules/documents/entries.ts'
 import { readDocument } from '../../src/rules/documents/read.ts'

@@ -1,6 +1,6 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { createReadStream } from 'node:fs'
-import { escapeUnprintable } from '../../rules/formats/names.ts'
+import { escapeUnprintable } from '../../../schemas/unprintable.ts'
 import { refuse } from './command-errors.ts'
 
 const CHUNK_BYTES = 256 * 1024

@@ -14,7 +14,7 @@ import { authenticateSeeds } from '../../repositories/keys/authenticated-rows.ts
 import {
   createCanary, createServiceKey, findServiceKey, listCanaries, lockCanaries
 } from '../../repositories/keys/master-keys.ts'
-import { escapeUnprintable } from '../../rules/formats/names.ts'
+import { escapeUnprintable } from '../../../schemas/unprintable.ts'
 import { createChain, FIRST_CHAIN_KEY, openChainKey } from './chain.ts'
 import { serviceKeyContext } from '../keys/contexts.ts'
 import { makeKey, unlessTampered } from '../keys/keys.ts'
