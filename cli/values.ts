@@ -151,8 +151,7 @@ async function keyString (keyFile: string | undefined, project: string): Promise
 }
 
 // All control characters except the tab: keys such as the arrows send them.
-// eslint-disable-next-line no-control-regex
-const CONTROLS = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f]/
+const CONTROLS = /(?!\t)\p{Cc}/u
 const NOT_ONE_LINE = 'The entry has several lines or control characters, so it is not used. Name a file with the text instead.'
 
 /**
@@ -170,10 +169,11 @@ export async function ask (question: string): Promise<string> {
       input.setEncoding('utf8')
       input.on('error', reject)
       input.on('data', (typed: string) => {
-        for (const [index, character] of [...typed].entries()) {
+        const characters = [...typed]
+        for (const [index, character] of characters.entries()) {
           if (character === '\r' || character === '\n') {
             // Only a pasted text has characters after its first line, and that line alone would be another value.
-            const isWhole = /^[\r\n]*$/.test([...typed].slice(index + 1).join('')) && !CONTROLS.test(text)
+            const isWhole = /^[\r\n]*$/.test(characters.slice(index + 1).join('')) && !CONTROLS.test(text)
             return isWhole ? resolve(text) : reject(new Failure(NOT_ONE_LINE))
           }
           if (character === '\u0003' || character === '\u0004') return reject(new Failure('Nothing was entered.'))

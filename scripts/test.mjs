@@ -33,13 +33,13 @@ const places = [onServer, { name: 'embedded database', env: {} }]
 const totals = { pass: 0, fail: 0, cpu: 0, isWhole: server !== undefined || quick || process.env.CI !== 'true' }
 // Many files wait, so there are more processes than cores. Fault tests measure recovery times: two processes at most.
 const processes = faults ? 2 : Math.max(2, availableParallelism()) + 2
-const isLast = ({ words }) => words.includes('after all others') || (faults && words.includes('alone'))
 const isAlone = ({ words }) => words.includes('alone')
+const isLast = (file) => file.words.includes('after all others') || (faults && isAlone(file))
 const jobsOn = (on) => files.filter((file) => runsOn(file, on) && !isLast(file)).sort((a, b) => b.seconds - a.seconds)
-const together = places.map((on) => [jobsOn(on).filter((file) => !isAlone(file)), on])
-const alone = places.flatMap((on) => jobsOn(on).filter(isAlone).map((file) => [[[file], on]]))
+const together = places.map((on) => ({ on, jobs: jobsOn(on).filter((file) => !isAlone(file)) }))
+const alone = places.flatMap((on) => jobsOn(on).filter(isAlone).map((file) => [{ on, jobs: [file] }]))
 await Promise.all([...alone, ...Array(processes).fill(together)].map(async (lists) => {
-  for (const [jobs, on] of lists) if (jobs.length > 0) await runFiles(jobs, on)
+  for (const { jobs, on } of lists) if (jobs.length > 0) await runFiles(jobs, on)
 }))
 for (const file of files.filter(isLast)) for (const on of places) if (runsOn(file, on)) await runFiles([file], on)
 await server?.close()
