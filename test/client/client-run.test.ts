@@ -153,7 +153,7 @@ t.test('names and values write nothing on a terminal but text, in a table, in JS
   t.strictSame((await run(['get', 'N1\u009b2J', PLACE])).bytes, Buffer.from('v\u009b2J\nend'), 'get prints the value itself')
 })
 
-t.test('half of a surrogate pair, which no bytes are, is neither set, printed, mounted nor replaced', async (t) => {
+t.test('half of a surrogate pair, which UTF-8 cannot express, is neither set, printed, mounted nor replaced', async (t) => {
   const document = '{"HALF":"secret\\ud800","OTHER":"\\udc00\\ud800x","WHOLE":"\\ud83d\\ude00"}'
   const { run, folder } = clientHome(t, await asToken(service, await placeWith(service, document, 'json')))
   const { code, stderr, bytes } = await run(['run', PLACE, '--', 'env', '-0'])

@@ -22,7 +22,10 @@ export function orderOf ({ sort }: Selection, { name, created_at, key }: Selecta
 
 export const isFiltered = ({ name, search }: Selection): boolean => name !== undefined || search !== undefined
 
-/** The patterns for the filters of a selection; undefined without the filter. */
+/**
+ * The values for the filters of a selection, undefined without the filter: a regular expression for a short text, the
+ * JSON of `foldedText` for a long one.
+ */
 export const patternsOf = ({ name, search }: Selection) => ({ name: patternOf(name), search: patternOf(search) })
 
 const patternOf = (text: string | undefined): string | undefined =>
@@ -81,7 +84,8 @@ const containing = (text: string): string =>
 
 const literally = (text: string) => text.replace(/[!-/:-@[-`{-~]/g, '\\$&')
 
-// Letters beyond ASCII in a text whose other case is found, because each takes time for each character of a name.
+// Maximum number of letters beyond ASCII that a long text also finds in the other case. Each letter takes time for each
+// character of a name.
 const MAX_LETTERS = 40
 
 /**
