@@ -342,16 +342,18 @@ t.test('restore-to parses each document in a turn of its own, so other requests 
   await store(slow)
   const [{ attributes }] = (await caller.call('POST', `/${o}/secrets/versions`, levels.at(-1)!)).body.data
   await store(() => 'A: 1')
-  const alone = Math.max(...levels.map((_, n) => {
+  const fastest = Math.min(...levels.map((_, n) => {
     const began = performance.now()
     readDocument('yaml', slow(n))
     return performance.now() - began
   }))
-  const state = { longest: 0, isOver: false }
+  // A turn in which a document is parsed takes at least half of the time of the fastest one. A busy machine only makes
+  // turns longer.
+  const state = { longTurns: 0, isOver: false }
   const watch = async () => {
     for (let last = performance.now(); !state.isOver; last = performance.now()) {
       await new Promise((resolve) => { setImmediate(resolve) })
-      state.longest = Math.max(state.longest, performance.now() - last)
+      if (performance.now() - last > fastest / 2) state.longTurns++
     }
   }
   const watching = watch()
@@ -359,5 +361,5 @@ t.test('restore-to parses each document in a turn of its own, so other requests 
   state.isOver = true
   await watching
   t.match([status, body?.data], [200, { restored: levels.length }])
-  t.ok(state.longest < levels.length * alone / 3, `${Math.round(state.longest)} ms, and one document ${Math.round(alone)} ms`)
+  t.ok(state.longTurns >= levels.length, `${state.longTurns} turns for ${levels.length} documents`)
 })
