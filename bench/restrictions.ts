@@ -212,7 +212,9 @@ async function makeTeam (
   db: Db, organization_id: string, user_id: number, projects: readonly { id: string }[]
 ): Promise<void> {
   const team_id = ulid()
-  await createTeam(db, { id: team_id, organization_id, name: 'Team', slug: team_id.toLowerCase(), description: null })
+  await createTeam(db, {
+    id: team_id, organization_id, name: 'Team', slug: team_id.toLowerCase(), description: null, is_of_place: null
+  })
   await createTeamMember(db, { organization_id, team_id, user_id })
   await db.insert(team_projects).values(projects.map(({ id: project_id }) => {
     const row = { organization_id, team_id, project_id, role: 'member' as const, slices: null }

@@ -44,6 +44,7 @@ export const ROLES: Record<Schemas['Role'], string> = {
   member: 'Member: reads and changes secrets',
   auditor: 'Auditor: sees history, members and tokens, but no secrets',
   billing_manager: 'Billing manager: sees bills and limits, but no projects',
-  api_user: 'API user: reads encrypted documents only'
+  api_user: 'API user: reads encrypted documents only',
+  guest: 'Guest: sees only the places that teams give'
 }
 export const roleName = (role: string): string => (ROLES[role as Schemas['Role']] ?? role).split(':')[0]!

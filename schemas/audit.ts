@@ -1,7 +1,9 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { EVENTS } from './events.ts'
+import type { Level } from './levels.ts'
 import {
-  Answer, Day, Example, exampleOf, Moment, Nullable, OneOf, Page, PagedMeta, Patterned, PerPage, Resource, Timestamp
+  Answer, Day, Example, exampleOf, Moment, Nullable, OneOf, Page, PagedMeta, Patterned, PerPage, Resource, ruleOf,
+  Timestamp, Ulid
 } from './shapes.ts'
 
 const EventWord = OneOf(EVENTS, { title: 'EventName' })
@@ -12,6 +14,16 @@ export const MAX_COUNTED = 10_000
 export const ACTOR_PATTERN = '^((api_token|user):[1-9][0-9]{0,15}|operator|system)$'
 const ACTOR_RULE = 'operator, system, api_token:ID or user:ID, such as user:17'
 const RESOURCE_RULE = 'TYPE:ID, such as secret:01JQZ6V9T4M8N2K7R5W3X1Y0BC'
+
+// An id in either letter case.
+const PLACE_PATTERN = '^[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}$'
+const Place = (level: Level) => Type.Optional(Patterned(PLACE_PATTERN, ruleOf(Ulid)!, {
+  maxLength: 26,
+  description: `the id of the ${level}, also of a deleted one: events with this \`details.${level}_id\`, which ` +
+    'events that release 0.1.0 recorded do not have',
+  examples: Ulid.examples,
+  'x-named': `${level}_of_event`
+}))
 
 const FILTERS = {
   actor: Type.Optional(Patterned(ACTOR_PATTERN, ACTOR_RULE, {
@@ -24,6 +36,9 @@ const FILTERS = {
     maxLength: 97,
     description: 'the affected resource as `TYPE:ID`: `secret:01JQZ6V9T4M8N2K7R5W3X1Y0BC`'
   })),
+  project: Place('project'),
+  target: Place('target'),
+  environment: Place('environment'),
   from: Type.Optional(Moment({ description: 'events at or after this time' })),
   to: Type.Optional(Moment({ description: 'events before this time' }))
 }
@@ -53,7 +68,9 @@ const ResourceOfEvent = Type.Object({
 const Details = Type.Unsafe<Record<string, string | number | boolean | null> | null>({
   type: ['object', 'null'],
   additionalProperties: true,
-  description: 'details of the action; never a secret value, key, proof or token. ' +
+  description: 'details of the action; never a secret value, key, proof or token. Events of levels and documents have ' +
+    'the ids of the level and of those above (`project_id`, `target_id`, `environment_id`), and their slugs at that ' +
+    'time (`project`, `target`, `environment`). ' +
     '`late` identifies an event whose number was assigned later; it is unique in the organization'
 })
 

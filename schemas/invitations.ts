@@ -19,6 +19,14 @@ const Inviter = Nullable(Type.Object({
   type: OneOf(['user', 'api_token']), id: Type.String(), name: Type.String()
 }, { title: 'Inviter' }))
 
+/** The place of an invitation. Its slugs can be those of other levels later, so they are looked up by id. */
+const InvitedPlace = Nullable(Type.Object({
+  project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug), inherited: Type.Optional(Type.Boolean())
+}, {
+  title: 'InvitedPlace',
+  description: 'the place in which the person gets `place_role` by accepting; null without one, and if it was deleted'
+}))
+
 const role = Example(RoleName, 'developer')
 const expires_at = Example(Timestamp, '2026-03-08T12:00:00.000Z')
 const NIMBUS = { name: 'Nimbus Weather', slug: 'my-organization' }
@@ -30,6 +38,10 @@ const NIMBUS = { name: 'Nimbus Weather', slug: 'my-organization' }
 export const Invitation = Resource('invitations', { title: 'Invitation', id: ID }, {
   email: Example(Type.String({ description: 'the address as the inviter typed it' }), 'rosa@nimbus.example'),
   role,
+  place: Example(InvitedPlace, null),
+  place_role: Example(Nullable(Type.String({
+    description: 'the role in the place, a `ProjectRole`; null for an invitation without a place'
+  })), null),
   status: Type.Literal('invited'),
   invited_by: Example(Inviter, { type: 'api_token', id: '3', name: 'First token' }),
   expires_at,

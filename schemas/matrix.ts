@@ -1,8 +1,10 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { NAME_FILTERS } from './names.ts'
+import { Custody, SecretFormat } from './projects.ts'
 import { LEVELS, LevelName } from './secrets.ts'
 import {
-  Answer, Example, Flag, ListQuery, Nullable, OneOf, PageMeta, Patterned, SLUG_LENGTH, SLUG_PATTERN, Slug, exampleOf
+  Answer, Example, Flag, ListQuery, Nullable, OneOf, PageMeta, Patterned, SLUG_LENGTH, SLUG_PATTERN, Slug, Ulid,
+  exampleOf
 } from './shapes.ts'
 
 /** Limits of a page of levels. It ends after `levels` levels, or with the document that reaches `bytes` or `names`. */
@@ -35,8 +37,12 @@ export type MatrixQuery = Static<typeof MatrixQuery>
 
 const MatrixLevel = Type.Object({
   level: Example(LevelName, 'environment'),
+  id: Example(Ulid, '01JQZ6VD1Q4R7S0T3V6W9X2Y5Z'),
+  name: Example(Type.String(), 'Live'),
   target: Example(Nullable(Slug), 'backend'),
+  target_name: Example(Nullable(Type.String()), 'Backend services'),
   environment: Example(Nullable(Slug), 'live'),
+  status: Example(Nullable(Type.String({ description: 'of the environment; null for other levels' })), 'production'),
   version: Example(Nullable(Type.String({
     description: 'of the document; null without a document, and after a write with `no_backup`'
   })), '1'),
@@ -77,6 +83,11 @@ export type MatrixName = Static<typeof MatrixName>
 const Matrix = Type.Object({
   type: Type.Literal('secret-matrix'),
   attributes: Type.Object({
+    project: Type.Object({
+      name: Example(Type.String(), 'Orbit'),
+      secret_format: Example(SecretFormat, 'env'),
+      encryption_type: Example(Custody, 'server')
+    }, { title: 'MatrixProject' }),
     levels: Type.Array(MatrixLevel, {
       description: 'the columns: the project, then each target by slug, followed by its environments by slug'
     }),

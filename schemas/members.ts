@@ -1,7 +1,8 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
-import { Body, Example, OneOf, PublishedAs, Resource, Timestamp } from './shapes.ts'
-import { EMAIL_LENGTH, MEMBER_STATUSES, RoleName, ROLES } from './users.ts'
+import { Body, Described, Example, OneOf, PublishedAs, Resource, Timestamp } from './shapes.ts'
+import { Restriction } from './tokens.ts'
+import { EMAIL_LENGTH, MEMBER_STATUSES, ProjectRole, RoleName, ROLES } from './users.ts'
 
 /** The user id of a member, in a path. */
 export const MemberInPath = Type.String({ maxLength: 128, examples: ['17'] })
@@ -22,8 +23,14 @@ export type MemberAttributes = Static<typeof Member.attributes>
 
 export const InviteMemberBody = Body({
   email: Type.String({ maxLength: EMAIL_LENGTH, examples: ['rosa@nimbus.example'] }),
-  role: RoleInBody
+  role: RoleInBody,
+  place: Type.Optional(Described(Restriction, {
+    description: 'with `place_role`, for the role `guest`: by accepting, the person joins a team with this role in this ' +
+      'place, which is made if there is none; also needs team:update'
+  })),
+  place_role: Type.Optional(PublishedAs(RoleInBody, ProjectRole))
 }, { title: 'InviteMemberBody', examples: [{ email: 'rosa@nimbus.example', role: 'developer' }] })
+export type InviteMemberBody = Static<typeof InviteMemberBody>
 
 export const UpdateMemberBody = Body({
   role: RoleInBody

@@ -2,7 +2,7 @@ import { Type, type Static } from '@sinclair/typebox'
 import { SECRET_NAME_LENGTH } from './changes.ts'
 import { CREATED_BY } from './last-change.ts'
 import { LeftOut, LevelName, READ_TYPE } from './secrets.ts'
-import { Answer, Example, Flag, Nullable, OneOf, Patterned, Slug, Timestamp, ULID_PATTERN } from './shapes.ts'
+import { Answer, Example, Flag, NameList, Nullable, OneOf, Patterned, Slug, Timestamp, ULID_PATTERN } from './shapes.ts'
 import { VERSION_ACTIONS } from './versions.ts'
 
 /** Media type of values that a POSIX shell can source. */
@@ -127,6 +127,26 @@ export const NameHistoryAnswer = Answer('NameHistory', {
     next: Example(Nullable(Type.String({ description: '`after` of the next request; null at the end' })), null)
   }, { title: 'NameHistoryMeta' })
 })
+
+const namesOfVersion = (description: string, example: readonly string[]) =>
+  Example(Nullable(NameList(`${description}, sorted; null if no older version can be read`)), example)
+
+const VersionNames = Type.Object({
+  type: Type.Literal('secret-version-names'),
+  id: Example(Type.String({ description: 'the version' }), '1'),
+  attributes: Type.Object({
+    compared_with: Example(Nullable(Type.String({
+      description: 'the next older version that can be read; null if the version was compared with no document, and if ' +
+        'no older version can be read: it is locked, deleted, or does not parse'
+    })), null),
+    added: namesOfVersion('the names that the version added', ['FOO', 'HELLO']),
+    changed: namesOfVersion('the names with another value than before', []),
+    removed: namesOfVersion('the names that the version removed; of a deletion, all names', [])
+  }, { title: 'VersionNamesAttributes' })
+}, { title: 'VersionNames' })
+export type VersionNames = Static<typeof VersionNames>
+
+export const VersionNamesAnswer = Answer('VersionNamesAnswer', { data: VersionNames })
 
 /**
  * Limits of one search request. The search ends after `documents` documents, after the document that reaches `bytes` or

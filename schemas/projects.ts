@@ -8,7 +8,7 @@ import {
 /** Formats in which the server parses a decrypted document. */
 export const SECRET_FORMATS = ['env', 'json', 'yaml', 'text'] as const
 export type SecretFormat = (typeof SECRET_FORMATS)[number]
-const SecretFormat = OneOf(SECRET_FORMATS, {
+export const SecretFormat = OneOf(SECRET_FORMATS, {
   title: 'SecretFormat',
   description: 'the format in which `decrypt` with `merge`, `raw` or `filters` parses documents: `env` (lines of NAME=value), a `json` or `yaml` object; `text` is not parsed'
 })

@@ -6,7 +6,7 @@ import {
   Timestamp, Ulid, UPDATE_NAMED
 } from './shapes.ts'
 import { Inherited, InheritedWarning } from './tokens.ts'
-import { RoleName, ROLES } from './users.ts'
+import { ProjectRole, RoleName } from './users.ts'
 
 /** Limits of teams. Listing the projects of a member reads at most `teamsOfMember` × `projects` roles. */
 export const TEAM_LIMITS = { teams: 1000, members: 500, projects: 100, teamsOfMember: 20, restrictions: 50 } as const
@@ -99,10 +99,6 @@ export const UpdateTeamBody = Body(settable.changed, {
 
 /** The body is empty, because the path identifies the member. */
 export const AddTeamMemberBody = Body({}, { title: 'AddTeamMemberBody', examples: [{}] })
-
-/** Roles that grant scopes in a project (see `scopesInProject`). */
-export const PROJECT_ROLES = ROLES.filter((role) => role !== 'billing_manager')
-const ProjectRole = OneOf(PROJECT_ROLES, { title: 'ProjectRole' })
 
 export const SetTeamProjectBody = Body({
   role: Type.Optional(PublishedAs(RoleInBody, ProjectRole)),

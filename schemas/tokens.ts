@@ -2,7 +2,8 @@ import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import { AbilityName } from './scopes.ts'
 import {
-  Answer, Body, Example, Moment, Name, NewName, Nullable, PageMeta, PublishedAs, Slug, Timestamp, exampleOf
+  Answer, Body, Example, Flag, Moment, Name, NamedListQuery, NewName, Nullable, OneOf, PageMeta, Patterned, PublishedAs,
+  Slug, Timestamp, exampleOf
 } from './shapes.ts'
 
 /** Maximum number of unexpired API tokens: per organization, and per user in an organization. */
@@ -48,6 +49,24 @@ const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name:
     'the creator, or the user who rotated it last. A token created by a user, or by a token of that user, ends with the account, the membership and the grant that it was created with'
 })
 
+/** Days before its end from which a token counts as ending. */
+export const ENDING_DAYS = 14
+
+const OWNERS = ['organization', 'user'] as const
+const OWNER_RULE = 'user:ID or api_token:ID, such as user:17'
+
+export const ListTokensQuery = Type.Object({
+  ...NamedListQuery.properties,
+  owner: Type.Optional(OneOf(OWNERS, { description: 'only tokens that belong to the organization, or to a user' })),
+  created_by: Type.Optional(Patterned('^(user|api_token):[1-9][0-9]{0,15}$', OWNER_RULE, {
+    maxLength: 26,
+    description: 'only tokens that this user or token created, or rotated last: `user:ID` or `api_token:ID`',
+    examples: ['api_token:1']
+  })),
+  ending: Type.Optional(Flag({ description: `only valid tokens that end within ${ENDING_DAYS} days` }))
+})
+export type ListTokensQuery = Static<typeof ListTokensQuery>
+
 // What a caller sets and may change: in a new token, in a change, and in responses.
 const Description = Type.Optional(Type.Union([Type.String({ maxLength: 500 }), Type.Null()]))
 const settable = {
@@ -66,6 +85,9 @@ const fields = {
   expires_at: Example(Nullable(Timestamp), null),
   last_used_at: Example(Nullable(Timestamp), null),
   created_by: Example(TokenCreator, { type: 'api_token', id: 1, name: 'First token' }),
+  owner: Example(OneOf(OWNERS, {
+    description: '`user`: the token ends with the user, the membership and the grant behind it; `organization`: it does not'
+  }), 'organization'),
   created_at: Timestamp,
   updated_at: Timestamp
 }
@@ -93,7 +115,11 @@ export const CreateTokenBody = Body({
   ...settable.created,
   abilities: Abilities,
   expires_at: expiry('the latest time that the caller may set'),
-  restrictions: Type.Optional(Restrictions)
+  restrictions: Type.Optional(Restrictions),
+  owner: Type.Optional(Type.Literal('organization', {
+    description: 'the token belongs to the organization, so that it outlives its creator; then `expires_at` is null by ' +
+      'default. Only with a token of the console that has api-token:create, or with a token of the organization'
+  }))
 }, { title: 'CreateTokenBody', examples: [{ name: 'CI', abilities: ['secret:read', 'secret:decrypt'] }] })
 export type CreateTokenBody = Static<typeof CreateTokenBody>
 

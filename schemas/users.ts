@@ -6,10 +6,14 @@ import { Example, Nullable, OneOf, PublishedAs, Slug, Timestamp, ToldApart, Ulid
 
 /** Roles of members of an organization. Requests may say `admin` for `administrator`. */
 export const ROLES = [
-  'owner', 'administrator', 'developer', 'member', 'auditor', 'billing_manager', 'api_user'
+  'owner', 'administrator', 'developer', 'member', 'auditor', 'billing_manager', 'api_user', 'guest'
 ] as const
 export type Role = (typeof ROLES)[number]
 export const RoleName = OneOf(ROLES, { title: 'Role' })
+
+/** Roles that grant scopes in a project (see `scopesInProject`). */
+export const PROJECT_ROLES = ROLES.filter((role) => role !== 'billing_manager' && role !== 'guest')
+export const ProjectRole = OneOf(PROJECT_ROLES, { title: 'ProjectRole' })
 
 /** Every member is active: before a user accepts, there is only an invitation (`schemas/invitations.ts`). */
 export const MEMBER_STATUSES = ['active'] as const

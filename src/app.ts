@@ -78,6 +78,7 @@ import { createAnswerSeal } from './vault/keys/keys.ts'
 import { createAnchorWorker } from './jobs/anchors.ts'
 import { createLateEventWorker } from './jobs/late-events.ts'
 import { createRemovalWorker } from './jobs/cleanup.ts'
+import { createEndingTokenMailer } from './jobs/ending-tokens.ts'
 import { createHistoryWorker } from './jobs/history.ts'
 import { createCallCounter } from './jobs/usage.ts'
 
@@ -210,7 +211,8 @@ export async function buildApp (
     removals: createRemovalWorker(background),
     lateEvents: createLateEventWorker(background),
     billing: createBillingWorker({ ...background, invoicing, defaultPlan, patience: patienceOfProvider }),
-    calls: createCallCounter(background)
+    calls: createCallCounter(background),
+    endingTokens: createEndingTokenMailer({ ...background, outbox, service: () => app.issuer() })
   }
   const anchors = createAnchorWorker(background)
   decorate(app, { outbox, invoicing, ...workers, anchors })

@@ -81,8 +81,9 @@ async function readMatrix ({ organization, slug }: Project, query: Query): Promi
 
 /** The levels of both, and the names of either: a name that a page does not have is missing in its levels. */
 function join (first: Matrix, second: Matrix): Matrix {
+  const { project } = first
   const levels = [...first.levels, ...second.levels]
-  if (first.names === null) return { levels, names: null }
+  if (first.names === null) return { project, levels, names: null }
   const missing = (count: number): Cell[] => Array.from({ length: count }, () => ({ state: 'missing' }))
   const names = new Map<string, Cell[]>()
   for (const { name, cells } of first.names) names.set(name, [...cells, ...missing(second.levels.length)])
@@ -90,7 +91,7 @@ function join (first: Matrix, second: Matrix): Matrix {
     names.set(name, [...(names.get(name) ?? missing(levels.length)).slice(0, first.levels.length), ...cells])
   }
   const rows = [...names].sort(([a], [b]) => a < b ? -1 : 1)
-  return { levels, names: rows.map(([name, cells]) => ({ name, cells })) }
+  return { project, levels, names: rows.map(([name, cells]) => ({ name, cells })) }
 }
 
 /** The hierarchy of the project: open, add, rename and delete levels. */

@@ -11,8 +11,8 @@ type Member = Schemas['Member']
 type Restriction = Schemas['TeamRestriction']
 
 const ROLE_OPTIONS = Object.entries(ROLES)
-/** Roles in projects: a billing manager has nothing to do there. */
-const PROJECT_ROLES = ROLE_OPTIONS.filter(([role]) => role !== 'billing_manager')
+/** Roles in projects: billing managers and guests have nothing to do there. */
+const PROJECT_ROLES = ROLE_OPTIONS.filter(([role]) => role !== 'billing_manager' && role !== 'guest')
 
 /** Members, invitations and teams of the organization. */
 export function PeoplePage ({ organization }: { organization: string }) {
@@ -173,7 +173,7 @@ function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization
     await saying(call('setTeamProject', {
       path: { ...path, project },
       dangerous,
-      body: { role: role as Exclude<Role, 'billing_manager'>, restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
+      body: { role: role as Schemas['ProjectRole'], restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
     }), `${name} has a role in ${project} now.`)
   }
   const addMember = async ({ member = '' }: Fields) =>

@@ -35,7 +35,7 @@ export interface MigrateOptions {
   folder?: string
   /** Called from time to time with a progress message while the migration waits. */
   onWait?: ((line: string) => void) | undefined
-  /** Ends the wait for a lock. */
+  /** Ends the wait for a lock, and the build of an index. */
   signal?: AbortSignal | undefined
   /** Observes migrations and their statements. An error that it throws rolls back the migration. */
   steps?: MigrationSteps | undefined
@@ -55,8 +55,8 @@ export class UnreleasedDatabase extends Error {
 
 /**
  * Migrates the database to this build's schema. Instances of the previous release may run meanwhile (decision 0047).
- * Each migration is one transaction, so the next start continues after an interruption. If several instances start at
- * once, one migrates and the others wait.
+ * Each migration is one transaction, or builds indexes concurrently and can be repeated, so the next start continues
+ * after an interruption. If several instances start at once, one migrates and the others wait.
  *
  * @param client a client with a single connection, which nothing else uses during the migration
  * @throws UnreleasedDatabase; an Error if a newer build has migrated the database, or if the wait for a table lock
@@ -84,7 +84,8 @@ export async function migrateSchema (client: Sql, options: MigrateOptions = {}):
     const due = known.filter(({ hash }) => !applied.includes(hash))
     for (const [i, migration] of due.entries()) {
       steps?.onMigration(i + 1, due.length, migration.sql.length)
-      placed = mergePlaced(placed, await apply(db, migration, how))
+      if (isConcurrent(migration)) await applyConcurrently(client, db, migration, how)
+      else placed = mergePlaced(placed, await apply(db, migration, how))
     }
     return placed
   } finally {
@@ -152,6 +153,48 @@ async function apply (db: Db, migration: MigrationMeta, { onWait, signal, steps,
   }
 }
 
+const CONCURRENTLY = /^(\s*(?:CREATE(?: UNIQUE)?|DROP) INDEX) CONCURRENTLY\b/i
+const isConcurrent = ({ sql }: MigrationMeta) => sql.some((statement) => CONCURRENTLY.test(statement))
+const MESSAGE_MS = 1_000
+
+/**
+ * Builds indexes without locking their tables, outside of a transaction. The statements first drop what an interrupted
+ * build left. A build waits once for each older transaction, at most `timeout`; the build itself has no time limit.
+ */
+async function applyConcurrently (
+  client: Sql, db: Db, migration: MigrationMeta, { onWait, signal, steps, timeout }: How
+): Promise<void> {
+  const isMessageDue = createPacer(timeout)
+  const messages = setInterval(() => {
+    const waited = isMessageDue()
+    if (waited !== undefined) onWait(`Building an index, or waiting for transactions that began before (${waited} s)`)
+  }, MESSAGE_MS)
+  await client`SELECT set_config('lock_timeout', ${String(timeout)}, false)`
+  try {
+    for (const statement of migration.sql) {
+      signal?.throwIfAborted()
+      const building = client.unsafe(statement)
+      const cancel = () => { building.cancel() }
+      signal?.addEventListener('abort', cancel)
+      try {
+        await building
+      } finally {
+        signal?.removeEventListener('abort', cancel)
+      }
+      steps?.onStatement()
+    }
+    await recordMigration(db, migration)
+  } catch (error) {
+    signal?.throwIfAborted()
+    if (codeOf(error) !== LOCK_TIMEOUT) throw error
+    throw new Error('An index cannot be built: another session has a transaction open for long, ' +
+      'as a dump or a forgotten session does. End that session, and start again')
+  } finally {
+    clearInterval(messages)
+    await client`RESET lock_timeout`.catch(() => {})
+  }
+}
+
 /** Hashes of the applied migrations, oldest first. Empty if there is no journal. */
 export async function listMigrations (db: Db): Promise<string[]> {
   if (!await hasTable(db, 'drizzle.__drizzle_migrations')) return []
@@ -200,7 +243,8 @@ export async function makeSchema (db: Db, hashes: readonly string[]): Promise<bo
   if (!canMakeSchema(hashes, known)) return false
   for (const statement of JOURNAL) await db.execute(sql.raw(statement))
   for (const migration of known.slice(0, hashes.length)) {
-    await runStatements(db, migration.sql)
+    // No other session uses the new tables, so their indexes need not be built concurrently.
+    await runStatements(db, migration.sql.map((statement) => statement.replace(CONCURRENTLY, '$1')))
     await recordMigration(db, migration)
   }
   return true

@@ -9,13 +9,13 @@ import {
 } from '../../schemas/billing.ts'
 import { HISTORY_POLICIES, MANAGED, SECRET_FORMATS } from '../../schemas/projects.ts'
 import type { Ability } from '../../schemas/scopes.ts'
-import { LEVELS } from '../../schemas/secrets.ts'
+import { LEVELS, type Level } from '../../schemas/secrets.ts'
 import { NAME_LENGTH, SLUG_LENGTH } from '../../schemas/shapes.ts'
 import { ORGANIZATION_STATUSES } from '../../schemas/organizations.ts'
 import type { ExceptStatus } from '../../schemas/teams.ts'
 import { MEMBER_STATUSES, ROLES } from '../../schemas/users.ts'
 import { VERSION_ACTIONS } from '../../schemas/versions.ts'
-import { authenticated, bytea, exempt, hidden, moment, presence } from './columns.ts'
+import { authenticated, bytea, exempt, hidden, later, moment, presence } from './columns.ts'
 import type { EventRow } from './events.ts'
 
 // Column keys are snake_case, so rows need no mapping. Lengths and enums come from schemas/. Foreign keys between
@@ -393,6 +393,8 @@ export const personal_events = authenticated('personal_events', {
   details: jsonb().$type<Record<string, string | number | boolean | null>>()
 }, (table) => [index().on(table.user_id, table.occurred_at, table.id), index().on(table.occurred_at)])
 
+export type PlaceOfInvitation = Omit<StoredSlice, 'except_status'>
+
 /** Open invitations. A row does not reveal whether the e-mail address has an account. */
 export const invitations = authenticated('invitations', {
   organization_id: organizationId(),
@@ -409,7 +411,10 @@ export const invitations = authenticated('invitations', {
   /** SHA-256 of the secret in the last mailed link; null: no mail was sent. */
   token_hash: bytea(),
   expires_at: moment().notNull(),
-  ...exemptCreated()
+  ...exemptCreated(),
+  /** The level in which the person gets `place_role`, through a team; null: the person gets only `role`. */
+  place: hidden(later(jsonb().$type<PlaceOfInvitation>())),
+  place_role: later(varchar({ length: 32, enum: ROLES }))
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   uniqueIndex('invitations_one_of_address').on(table.organization_id, table.email_normalized),
@@ -456,7 +461,9 @@ export const api_tokens = authenticated('api_tokens', {
   /** The person and the grant behind the token, even if another token created it. If either ends, the token ends. */
   user_id: hidden(count().references(() => users.id, { onDelete: 'cascade' })),
   grant_id: hidden(count().references(() => oauth_grants.id, { onDelete: 'cascade' })),
-  ...exemptTimestamps(LISTED)
+  ...exemptTimestamps(LISTED),
+  /** The `expires_at` of which the owners were told by mail; null: of none. */
+  announced_end: hidden(exempt('Whether the owners get a mail before the token expires', moment()))
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }), unique().on(table.organization_id, table.token_hash),
   index('api_tokens_by_id').on(table.id), index().on(table.user_id), index().on(table.grant_id),
@@ -529,7 +536,9 @@ export const teams = authenticated('teams', {
   id: ulid().notNull(),
   organization_id: hidden(organizationId()),
   ...described,
-  ...exemptTimestamps(LISTED)
+  ...exemptTimestamps(LISTED),
+  /** True for a team that an invitation to a level made: further invitations to this level use it. */
+  is_of_place: hidden(later(boolean()))
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   uniqueIndex('teams_slug_taken').on(table.organization_id, table.slug)
@@ -779,10 +788,14 @@ export const audit_events = unauthenticated(
   /** MAC over all columns above and the MAC of the previous event. */
   mac: bytea().notNull()
 }, (table) => {
-  const { organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id } = table
+  const { organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, details } = table
   // A query with filters reads ranges of one of these indexes, newest first. Without a filter for the action, the query
   // reads one range for each action (`src/repositories/audit/events.ts`, decision 0057).
   const newest = [action, occurred_at, seq] as const
+  // The events of a level. The actor comes last, to test it without a look at the event.
+  const ofLevel = (level: Level) => index(`audit_events_by_${level}`)
+    .on(organization_id, sql`(${details} ->> ${sql.raw(`'${level}_id'`)})`, ...newest, actor_type, actor_id)
+    .where(sql`(${details} ->> ${sql.raw(`'${level}_id'`)}) is not null`)
   return [
     primaryKey({ columns: [organization_id, seq] }),
     check('audit_events_numbers', sql`${seq} > 0`),
@@ -791,7 +804,8 @@ export const audit_events = unauthenticated(
     index('audit_events_by_actor').on(organization_id, actor_type, actor_id, ...newest),
     index('audit_events_by_resource').on(organization_id, resource_type, resource_id, ...newest),
     index('audit_events_by_resource_and_actor')
-      .on(organization_id, resource_type, resource_id, actor_type, actor_id, ...newest)
+      .on(organization_id, resource_type, resource_id, actor_type, actor_id, ...newest),
+    ...LEVELS.map(ofLevel)
   ]
 })
 

@@ -82,13 +82,21 @@ interface Membership { service: string, organization: string, role: string }
 
 /** The invitation to an organization. The text does not reveal whether the recipient has an account. */
 export function membershipInvitation (
-  { service, organization, role, inviter, link }: Membership & { inviter: NamedInviter, link: string }
+  { service, organization, role, place, inviter, link }: Membership & {
+    /** The slugs of the place in which the person gets a role as well. */
+    place?: { project: string, target?: string, environment?: string, role: string } | null
+    inviter: NamedInviter
+    link: string
+  }
 ): Message {
+  const there = place == null
+    ? ''
+    : `, with the role ${spoken(place.role)} in ${[place.project, place.target, place.environment].filter(Boolean).join('/')}`
   return {
     subject: `An invitation to ${named('an organization', organization, '')} on Strongroom`,
     text: `Hello,
 
-${by(inviter)} invites you to ${theOrganization(organization)} at ${service}, as ${spoken(role)}.
+${by(inviter)} invites you to ${theOrganization(organization)} at ${service}, as ${spoken(role)}${there}.
 To accept or decline, open this link within seven days:
 
 ${link}
@@ -110,6 +118,22 @@ export function membershipChanged (
       ? `You are no longer a member of ${named('an organization', organization, '')} on Strongroom`
       : `Your role in ${named('an organization', organization, '')} on Strongroom`,
     text: `${hello(name)}\n\n${change}\n`
+  }
+}
+
+/** The mail to an owner about an API token that ends soon. */
+export function endingToken (
+  { name, service, organization, token, at }: Omit<Membership, 'role'> & { name: string, token: string, at: Date }
+): Message {
+  return {
+    subject: `${named('An API token', token, 'The API token ')} ends soon`,
+    text: `${hello(name)}
+
+${named('an API token', token, 'the API token ')} of ${theOrganization(organization)} at ${service}
+ends on ${at.toISOString().slice(0, 16).replace('T', ' at ')} UTC. Programs that use it have no access from then on.
+
+Change its end, rotate it, or make another one. The list of API tokens shows all that end within 14 days.
+`
   }
 }
 

@@ -15,6 +15,7 @@ import { readKeyCheck, warnOfIterations } from '../http/bodies/key-checks.ts'
 import { yieldingBetween, takeLargeBodies } from '../http/bodies/large-bodies.ts'
 import { levelOf, locate } from '../http/guard/level-lookup.ts'
 import type { Domain } from '../http/routes/types.ts'
+import { placeDetails } from '../repositories/audit/audit.ts'
 import { type KeyRow, type KeyState, listKeys } from '../repositories/keys/encryption-keys.ts'
 import { countWaiting, findReEncryption } from '../repositories/secrets/re-encryption.ts'
 import { activeKeyOf } from '../repositories/levels/levels.ts'
@@ -40,7 +41,8 @@ const KEY_STRING: RedactedReplay = {
     const active = activeKeyOf(await locate(app, request))
     const keyString = active.id === attributes.id ? keyStringOf(app.keyring, active) : undefined
     return {
-      answer: withKey(answer, keyString ?? fail('idempotent_secret_unavailable', { id })), event: retrievalOf(active)
+      answer: withKey(answer, keyString ?? fail('idempotent_secret_unavailable', { id })),
+      event: retrievalOf(active, levelOf(request).project)
     }
   }
 }
@@ -62,7 +64,7 @@ export const encryptionKeys: Domain = async (app) => {
     handler: async (request) => {
       const key = activeKeyOf(levelOf(request))
       const answer = revealKey(app.keyring, key)
-      await app.recordRead(actorOf(request), retrievalOf(key))
+      await app.recordRead(actorOf(request), retrievalOf(key, levelOf(request).project))
       return answer
     }
   })
@@ -85,7 +87,10 @@ export const encryptionKeys: Domain = async (app) => {
       ])
       const data = rows.map((key) => describeKey(app.keyring, key))
       await app.recordRead(actorOf(request), {
-        action: 'key.retrieve', resource_type: 'project', resource_id: project.id, details: { keys: data.length }
+        action: 'key.retrieve',
+        resource_type: 'project',
+        resource_id: project.id,
+        details: { ...placeDetails({ project }), keys: data.length }
       })
       return { data, meta: pageMeta(page, total, rows.length), re_encryption }
     }
@@ -176,7 +181,7 @@ export const encryptionKeys: Domain = async (app) => {
         action: 'version.read',
         resource_type: 'project',
         resource_id: project.id,
-        details: { versions: versions.length, first, last }
+        details: { ...placeDetails({ project }), versions: versions.length, first, last }
       })
       return {
         data: versions.map(({ key_version, ...version }) =>

@@ -1,13 +1,17 @@
-import type { Static } from '@sinclair/typebox'
+import type { FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
 import {
   Invitation, InvitationParams, MAX_OPEN_INVITATIONS, SendInvitationBody, SentInvitation, type InvitationAttributes
 } from '../../schemas/invitations.ts'
 import { InviteMemberBody } from '../../schemas/members.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import type { Restriction } from '../../schemas/tokens.ts'
 import { change } from '../changes/change.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import type { Db } from '../db/database.ts'
+import { findSlugs, idsOf } from '../db/rows/slugs.ts'
+import { requireScope } from '../http/guard/access.ts'
+import { requireRestriction } from '../http/guard/level-lookup.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import { requirePlanQuota, requireRole } from '../http/routes/requirements.ts'
@@ -21,13 +25,23 @@ import {
 } from '../repositories/people/invitations.ts'
 import { isMemberAddress } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
+import { findSlice } from '../repositories/people/tokens.ts'
 import { canonicalEmail, isEmail } from '../rules/formats/emails.ts'
 import { fail, refuse } from '../rules/api-error.ts'
 import { answerPage } from '../rules/pagination.ts'
-import { canonicalRole } from '../rules/roles.ts'
+import { canonicalRole, holdsProjectRole, scopesInProject } from '../rules/roles.ts'
+import { keepInherited, restrictionOf, textOf } from '../rules/slices.ts'
 import { deleteUngiven, expireInvitations } from '../vault/memberships.ts'
 
-const toItem = ({ id, organization_id, invited_by, ...row }: InvitationRow) => ({
+/** An invitation with the slugs of its place. */
+type ShownInvitation = Omit<InvitationRow, 'place'> & { place: Restriction | null }
+
+async function show (db: Db, organizationId: string, rows: readonly InvitationRow[]): Promise<ShownInvitation[]> {
+  const slugs = await findSlugs(db, organizationId, idsOf(rows.flatMap(({ place }) => place ?? [])))
+  return rows.map((row) => ({ ...row, place: (row.place && restrictionOf(row.place, slugs)[0]) ?? null }))
+}
+
+const toItem = ({ id, organization_id, invited_by, ...row }: ShownInvitation) => ({
   type: 'invitations' as const,
   id,
   attributes: {
@@ -39,7 +53,43 @@ const asInviter = ({ type, id, name }: Principal): Inviter => ({ type, id, name 
 
 async function findItem (db: Db, organizationId: string, id: string) {
   const row = await findInvitation(db, organizationId, id)
-  return row && toItem(row)
+  return row && toItem((await show(db, organizationId, [row]))[0]!)
+}
+
+/** The place and its role, in an audit event. */
+const placeIn = ({ place, place_role }: Pick<InvitationRow, 'place' | 'place_role'>) =>
+  place !== null && { place: textOf(place), place_role }
+
+function validatePlace ({ role, place, place_role }: InviteMemberBody) {
+  if (place === undefined) {
+    if (place_role !== undefined) refuse('place', 'Required with place_role')
+    return
+  }
+  if (place_role === undefined) refuse('place_role', 'Required with place')
+  if (role !== 'guest') refuse('role', 'Expected `guest` with a place')
+  requireRestriction(place, 'place')
+  if (scopesInProject(canonicalRole(place_role)).size === 0) {
+    refuse('place_role', 'This role grants no permissions in a project')
+  }
+}
+
+/** Ends the request with 403 or 422 if the caller may not give these roles. */
+function requireRoles (request: FastifyRequest, { role, place_role }: Pick<InvitationRow, 'role' | 'place_role'>) {
+  const principal = principalOf(request)
+  requireRole(principal, role)
+  if (place_role === null) return
+  requireScope(request, 'team:update')
+  if (!holdsProjectRole(principal, place_role)) fail('role_not_held', { role: place_role })
+}
+
+const rolesIn = ({ role, place_role }: InviteMemberBody): Pick<InvitationRow, 'role' | 'place_role'> =>
+  ({ role: canonicalRole(role), place_role: place_role === undefined ? null : canonicalRole(place_role) })
+
+async function findPlace (db: Db, organizationId: string, place: Restriction | undefined) {
+  if (place === undefined) return null
+  const found = await findSlice(db, organizationId, place)
+  if (typeof found === 'string') return refuse(`place.${found}`, `There is no such ${found}`)
+  return keepInherited([{ ...found.slice, inherited: place.inherited }], [])[0]!
 }
 
 /** Invitations of an organization. Through the API, a person joins an organization only by an invitation. */
@@ -47,33 +97,33 @@ export const invitations: Domain = async (app) => {
   app.post('/organizations/:organization/members', {
     config: {
       access: 'member:create',
+      mayNeed: ['team:update'],
       at: 'organization',
       limitOfEffect: 'memberships',
       etag: true,
       rules: [{
         reads: ['email'],
         check: ({ body }) => {
-          if (!isEmail((body as Static<typeof InviteMemberBody>).email)) refuse('email', 'Expected an e-mail address')
+          if (!isEmail((body as InviteMemberBody).email)) refuse('email', 'Expected an e-mail address')
         }
-      }],
+      }, { reads: ['role', 'place', 'place_role'], check: ({ body }) => { validatePlace(body as InviteMemberBody) } }],
       audit: 'invitation.create',
       errors: ['role_not_held', 'already_member', 'limit_reached', 'plan_limit_reached']
     },
     schema: {
       operationId: 'inviteMember',
       summary: 'Invite a person by e-mail address; the person becomes a member by accepting',
-      description: 'The service sends an e-mail. If it has no mail server, `message` says how the person can accept.',
+      description: 'The service sends an e-mail. If it has no mail server, `message` says how the person can accept. ' +
+        'A guest can get a role in one place with the same request.',
       body: InviteMemberBody,
       response: { 201: SentInvitation }
     },
     // Before the look-up of a stored response, so that a caller who has lost the role does not get it again.
-    preHandler: async (request) => {
-      requireRole(principalOf(request), canonicalRole((request.body as Static<typeof InviteMemberBody>).role))
-    },
+    preHandler: async (request) => { requireRoles(request, rolesIn(request.body as InviteMemberBody)) },
     handler: async (request, reply) => {
       const principal = principalOf(request)
       const { email } = request.body
-      const role = canonicalRole(request.body.role)
+      const roles = rolesIn(request.body)
       const mail = prepareMail(principal, email)
       const { id: organization_id } = principal.organization
       const { body, written: made } = await change(app.db, actorOf(request), {
@@ -88,14 +138,18 @@ export const invitations: Domain = async (app) => {
             fail('limit_reached', { limit: MAX_OPEN_INVITATIONS })
           }
           await requirePlanQuota(db, counter, 'members')
-          return ended
+          return { ended, place: await findPlace(db, organization_id, request.body.place) }
         },
-        decide: (ended) => ({
+        decide: ({ ended, place }) => ({
           async write (db) {
-            const invitation = { organization_id, id: ulid(), email, role, invited_by: asInviter(principal) }
-            return createInvitation(db, invitation, await mail.take(db) ?? null)
+            const invitation = { organization_id, id: ulid(), email, ...roles, place, invited_by: asInviter(principal) }
+            const made = await createInvitation(db, invitation, await mail.take(db) ?? null)
+            return (await show(db, organization_id, [made]))[0]!
           },
-          events: ({ id }) => [...ended, eventOf('invitation.create', id, { email, role })],
+          events: ({ id }) => [
+            ...ended,
+            eventOf('invitation.create', id, { email, role: roles.role, ...placeIn({ ...roles, place }) })
+          ],
           answer: (made) => ({ status: 201, body: { data: toItem(made), message: howToAccept(mail.isReserved()) } })
         })
       }).catch(mail.fail)
@@ -113,8 +167,13 @@ export const invitations: Domain = async (app) => {
       querystring: ListQuery,
       response: { 200: Invitation.list }
     },
-    handler: async (request) => answerPage(request.query, toItem, (page) =>
-      listInvitations(app.lists, principalOf(request).organization.id, page))
+    handler: async (request) => {
+      const { id } = principalOf(request).organization
+      return answerPage(request.query, toItem, async (page) => {
+        const { rows, total } = await listInvitations(app.lists, id, page)
+        return { rows: await show(app.lists, id, rows), total }
+      })
+    }
   })
 
   app.get('/organizations/:organization/invitations/:invitation', {
@@ -122,7 +181,7 @@ export const invitations: Domain = async (app) => {
     schema: {
       operationId: 'getInvitation',
       summary: 'Get an open invitation',
-      description: 'Returns the address, the role and the time at which the invitation ends.',
+      description: 'Returns the address, the role, the place and the time at which the invitation ends.',
       params: InvitationParams,
       response: { 200: Invitation.one }
     },
@@ -135,6 +194,7 @@ export const invitations: Domain = async (app) => {
   app.post('/organizations/:organization/invitations/:invitation/send', {
     config: {
       access: 'member:create',
+      mayNeed: ['team:update'],
       at: 'organization',
       limitOfEffect: 'memberships',
       etag: true,
@@ -159,17 +219,19 @@ export const invitations: Domain = async (app) => {
       const { body, written: sent } = await change(app.db, actorOf(request), {
         // Counts only invitations that the caller may send.
         async load (db) {
-          const { role } = await findInvitation(db, organizationId, id, { locks: true }) ?? fail('not_found')
-          requireRole(principal, role)
+          const invitation = await findInvitation(db, organizationId, id, { locks: true }) ?? fail('not_found')
+          requireRoles(request, invitation)
           await app.countEffect(request, reply)
           mail.reserve()
-          return role
+          return invitation
         },
-        decide: (role) => ({
-          write: async (db) =>
-            await renewInvitation(db, organizationId, id, asInviter(principal), await mail.take(db)) ??
-              fail('not_found'),
-          events: ({ email }) => [eventOf('invitation.send', id, { email, role })],
+        decide: (invitation) => ({
+          async write (db) {
+            const renewed = await renewInvitation(db, organizationId, id, asInviter(principal), await mail.take(db)) ??
+              fail('not_found')
+            return (await show(db, organizationId, [renewed]))[0]!
+          },
+          events: ({ email, role }) => [eventOf('invitation.send', id, { email, role, ...placeIn(invitation) })],
           answer: (sent) => ({ body: { data: toItem(sent), message: howToAccept(mail.isReserved()) } })
         })
       }).catch(mail.fail)
@@ -203,9 +265,9 @@ export const invitations: Domain = async (app) => {
           requireRole(principalOf(request), invitation.role)
           return invitation
         },
-        decide: ({ email, role }) => ({
+        decide: ({ email, role, ...invitation }) => ({
           write: async (db) => deleteInvitation(db, organizationId, id),
-          events: [eventOf('invitation.withdraw', id, { email, role })]
+          events: [eventOf('invitation.withdraw', id, { email, role, ...placeIn(invitation) })]
         })
       })
       return reply.code(204).send(null)
@@ -241,7 +303,7 @@ export const invitations: Domain = async (app) => {
         isTaken = reservation !== undefined && await takeInvitationMail(db, organization.id, email)
         return isTaken ? hashToken(secret) : undefined
       },
-      post ({ id, email, role }: InvitationRow) {
+      post ({ id, email, role, place, place_role }: ShownInvitation) {
         if (!isTaken) return reservation?.release()
         reservation?.post({
           about: `invitation ${id}`,
@@ -252,6 +314,7 @@ export const invitations: Domain = async (app) => {
             organization: organization.name,
             inviter: { type, name },
             role,
+            place: place && place_role && { ...place, role: place_role },
             link: `${app.issuer()}/account/invitation/${organization.id}.${secret}`
           })
         })

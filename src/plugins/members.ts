@@ -18,7 +18,7 @@ import { fail } from '../rules/api-error.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, grants } from '../rules/roles.ts'
-import { deleteUngiven, endMembership, isLastOwner } from '../vault/memberships.ts'
+import { deleteUngiven, endMembership, isLastOwner, leftTokensOf } from '../vault/memberships.ts'
 
 const toItem = (attributes: MemberAttributes) =>
   ({ type: 'members' as const, id: String(attributes.user_id), attributes })
@@ -71,7 +71,8 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'updateMember',
       summary: 'Change the role of a member',
-      description: 'It applies from the next request on, also to API tokens of the member.',
+      description: 'It applies from the next request on, also to API tokens of the member. Tokens of the organization ' +
+        'that the member made stay as they are: `listApiTokens` lists them by `owner` and `created_by`.',
       params: MemberParams,
       body: UpdateMemberBody,
       response: { 200: Member.one }
@@ -103,9 +104,11 @@ export const members: Domain = async (app) => {
             async write (db) {
               await updateMember(db, organizationId, id, role)
               const withdrawn = await deleteUngiven(db, organizationId)
-              return { updated: await findMember(db, organizationId, id) ?? tampered(), withdrawn }
+              const left = await leftTokensOf(db, organizationId, id)
+              return { updated: await findMember(db, organizationId, id) ?? tampered(), withdrawn, left }
             },
-            events: ({ withdrawn }) => [eventOf('member.update', id, { from: member.role, to: role }), ...withdrawn],
+            events: ({ withdrawn, left }) =>
+              [eventOf('member.update', id, { from: member.role, to: role, ...left }), ...withdrawn],
             answer: ({ updated }) => ({ body: { data: toItem(updated) } })
           }
         }
@@ -129,7 +132,8 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'removeMember',
       summary: 'Remove a member, or leave; API tokens created by the member in the organization end',
-      description: 'The roles through teams end as well. The last owner cannot be removed.',
+      description: 'The roles through teams end as well. The last owner cannot be removed. Tokens of the organization ' +
+        'that the member made stay valid: `listApiTokens` lists them by `owner` and `created_by`.',
       params: MemberParams,
       response: { 204: NoContent }
     },

@@ -16,6 +16,7 @@ import {
   createPlace, deletePlace, findPlace, listPlaces, updatePlace, type ListedPlace, type NewPlace, type Place,
   type PlaceKind
 } from '../repositories/levels/places.ts'
+import { eventOf, placeDetails, type AuditEvent } from '../repositories/audit/audit.ts'
 import { fail } from '../rules/api-error.ts'
 import { requireNewName } from '../rules/formats/names.ts'
 import { answerPage, isDefault } from '../rules/pagination.ts'
@@ -54,8 +55,12 @@ const placesOf = (
     const row = await findPlace(db, kind, organizationId, id)
     return row && toItem(row)
   }
-  const event = <V extends 'create' | 'update' | 'delete'>(verb: V, id: string) =>
-    ({ action: `${kind}.${verb}` as `${PlaceKind}.${V}`, resource_type: kind, resource_id: id })
+  const event = <V extends 'create' | 'update' | 'delete'>(
+    verb: V, level: Parameters<typeof placeDetails>[0], details: AuditEvent['details'] = {}
+  ): AuditEvent => {
+    const action = `${kind}.${verb}` as `${PlaceKind}.${V}`
+    return eventOf(action, level[kind]!.id, { ...placeDetails(level), ...details })
+  }
 
   app.get(listPath, {
     config: { access: `${kind}:read`, at: parent, hasLongPath: true },
@@ -127,7 +132,7 @@ const placesOf = (
             } as unknown as NewPlace)
             return await findItem(db, organization_id, id) ?? fail('not_found')
           },
-          events: [{ ...event('create', id), details: { slug } }],
+          events: [event('create', { project, target, [kind]: { id, slug } }, { slug })],
           answer: (data) => ({ status: 201, body: { data } })
         })
       }))
@@ -167,12 +172,12 @@ const placesOf = (
           await requireNewName(body.name, async () => (await findPlace(db, kind, organization_id, id))?.name)
           return level
         },
-        decide: ({ organization_id, level_id: id }) => ({
+        decide: ({ organization_id, level_id: id, ...level }) => ({
           async write (db) {
             await updatePlace(db, kind, organization_id, id, body as Partial<NewPlace>)
             return await findItem(db, organization_id, id) ?? fail('not_found')
           },
-          events: [{ ...event('update', id), details: { members: Object.keys(body).join(' ') } }],
+          events: [event('update', level, { members: Object.keys(body).join(' ') })],
           answer: (data) => ({ body: { data } })
         })
       }))
@@ -210,7 +215,7 @@ const placesOf = (
         },
         decide: (level) => ({
           write: async (db, lockCounter) => deleteLevel(
-            db, organization.id, below, event('delete', level.level_id), lockCounter,
+            db, organization.id, below, event('delete', level), lockCounter,
             ({ documents }) => deletePlace(db, kind, level[kind]!, documents), level.project.id
           ),
           events: (events) => events

@@ -16,7 +16,7 @@ import { levelOf, lockProjectOf, reachOfWhole, requireSiblings } from '../http/g
 import { requirePlanQuota } from '../http/routes/requirements.ts'
 import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
-import { eventOf } from '../repositories/audit/audit.ts'
+import { eventOf, placeDetails } from '../repositories/audit/audit.ts'
 import { activeKeyOf } from '../repositories/levels/levels.ts'
 import type { Repeatable } from '../repositories/operations/idempotency.ts'
 import {
@@ -189,7 +189,9 @@ export const projects: Domain = async (app) => {
             }, key)
             return await findProject(db, organization.id, id) ?? fail('not_found')
           },
-          events: [eventOf('project.create', id, { slug, encryption_type, iterations: key.iterations })],
+          events: [eventOf('project.create', id, {
+            ...placeDetails({ project: { id, slug } }), slug, encryption_type, iterations: key.iterations
+          })],
           answer: (project) => ({ status: 201, body: { data: toItem(project) } })
         })
       }))
@@ -249,7 +251,7 @@ export const projects: Domain = async (app) => {
             action: handover === undefined ? 'project.update' : 'key.change_custody',
             resource_type: 'project',
             resource_id: project.id,
-            details: { members: Object.keys(body).join(' '), ...handover?.details }
+            details: { ...placeDetails({ project }), members: Object.keys(body).join(' '), ...handover?.details }
           }],
           answer: (project) => ({ body: { data: toItem(project) } })
         })
@@ -289,7 +291,7 @@ export const projects: Domain = async (app) => {
         },
         decide: ({ id }) => ({
           write: async (db, lockCounter) => deleteLevel(
-            db, organization.id, below, eventOf('project.delete', id), lockCounter,
+            db, organization.id, below, eventOf('project.delete', id, placeDetails({ project })), lockCounter,
             () => deleteProject(db, organization.id, id)
           ),
           events: (events) => events

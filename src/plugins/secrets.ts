@@ -22,7 +22,7 @@ import {
 import { LEVEL_PATHS } from '../http/routes/routes.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
-import { eventOf } from '../repositories/audit/audit.ts'
+import { eventOf, placeDetails } from '../repositories/audit/audit.ts'
 import { emptySecret } from '../repositories/secrets/re-encryption.ts'
 import {
   activeKeyOf, ownSecret, type Include, type LevelState, type SecretRow
@@ -207,7 +207,8 @@ export const secrets: Domain = async (app) => {
           return purged
         },
         events: ({ versions: purged, bytes }) => [{
-          ...eventOf('secret.delete', secret.id, { level: state.level, purged }), growth: -bytes - secret.size_bytes
+          ...eventOf('secret.delete', secret.id, { ...placeDetails(state), level: state.level, purged }),
+          growth: -bytes - secret.size_bytes
         }]
       })
     })
@@ -281,7 +282,7 @@ export const secrets: Domain = async (app) => {
     requireInside(request, { project_id: state.project.id })
     const key = activeKeyOf(state)
     const answer = revealKey(app.keyring, key)
-    await app.recordRead(actorOf(request), retrievalOf(key))
+    await app.recordRead(actorOf(request), retrievalOf(key, state.project))
     return reply.type(READ_TYPE).serializer(JSON.stringify).send(answer)
   }
 }

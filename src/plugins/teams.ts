@@ -28,7 +28,7 @@ import { fail, refuse } from '../rules/api-error.ts'
 import { requireNewName } from '../rules/formats/names.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'
-import { canonicalRole, holds, scopesInProject } from '../rules/roles.ts'
+import { canonicalRole, holdsProjectRole, scopesInProject } from '../rules/roles.ts'
 import { textOf, type SentSlice } from '../rules/slices.ts'
 import { inheritedWarning } from '../vault/documents/open-documents.ts'
 
@@ -86,7 +86,7 @@ export const teams: Domain = async (app) => {
         },
         decide: (slug) => ({
           async write (db) {
-            await createTeam(db, { ...body, id, organization_id, slug })
+            await createTeam(db, { ...body, id, organization_id, slug, is_of_place: null })
             return foundTeam(db, organization_id, id)
           },
           events: [teamEvent('team.create', id, { slug })],
@@ -270,7 +270,10 @@ export const teams: Domain = async (app) => {
           events ({ set }) {
             const restrictions = set.slices?.map(textOf).join(' ')
             return [teamEvent('team-project.update', one.team_id, {
-              project_id, role: set.role, ...(restrictions !== undefined && { restrictions })
+              project_id,
+              project: levelOf(request).project.slug,
+              role: set.role,
+              ...(restrictions !== undefined && { restrictions })
             })]
           },
           answer: ({ data }) =>
@@ -291,14 +294,14 @@ export const teams: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const { id: project_id } = levelOf(request).project
+      const { id: project_id, slug: project } = levelOf(request).project
       await change(app.db, actorOf(request), {
         load: async (db) => loadHeldTeam(db, request, project_id),
         decide: ({ id: team_id, organization_id }) => ({
           async write (db) {
             if (!await deleteTeamProject(db, { organization_id, team_id, project_id })) fail('not_found')
           },
-          events: [teamEvent('team-project.delete', team_id, { project_id })]
+          events: [teamEvent('team-project.delete', team_id, { project_id, project })]
         })
       })
       return reply.code(204).send(null)
@@ -371,10 +374,6 @@ async function requireRolesOf (db: Db, principal: Principal, teamId: string, pro
   }
 }
 
-// Does not check team roles of the caller: every role in the organization that may change teams already includes all
-// scopes in projects.
 function requireRole (principal: Principal, role: Role) {
-  for (const scope of scopesInProject(role)) {
-    if (!holds(principal, scope)) fail('role_not_held', { role })
-  }
+  if (!holdsProjectRole(principal, role)) fail('role_not_held', { role })
 }

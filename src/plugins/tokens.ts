@@ -1,15 +1,16 @@
 import type { FastifyRequest } from 'fastify'
+import { CONSOLE_CLIENT } from '../../schemas/console.ts'
 import { canonicalAbilities, SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
-import { NamedListQuery, NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
+import { NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
 import {
-  ApiTokenAnswer, ApiTokenList, CreateTokenBody, CreatedToken, NOT_AGAIN, RotateTokenBody, RotatedToken,
-  TokenParams, UpdateTokenBody, type Restriction
+  ApiTokenAnswer, ApiTokenList, CreateTokenBody, CreatedToken, ListTokensQuery, NOT_AGAIN, RotateTokenBody,
+  RotatedToken, TokenParams, UpdateTokenBody, type Restriction
 } from '../../schemas/tokens.ts'
 import { change } from '../changes/change.ts'
 import { mintApiToken, storedToken } from '../crypto/bearer.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { findSlugs, idsOf } from '../db/rows/slugs.ts'
-import { requireTarget } from '../http/guard/level-lookup.ts'
+import { requireRestriction } from '../http/guard/level-lookup.ts'
 import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
@@ -50,14 +51,14 @@ export const tokens: Domain = async (app) => {
       operationId: 'listApiTokens',
       summary: 'List API tokens, newest first, without their values',
       description: 'A restricted token sees only tokens inside of its own restrictions.',
-      querystring: NamedListQuery,
+      querystring: ListTokensQuery,
       response: { 200: ApiTokenList }
     },
     handler: async (request, reply) => {
       const page = pageOf(request.query)
       const list = async (pace?: Turn['pace']) => {
         const { organization, slices } = principalOf(request)
-        const { rows, total } = await listTokens(app.lists, organization.id, slices, page, pace)
+        const { rows, total } = await listTokens(app.lists, organization.id, slices, request.query, page, pace)
         return { data: rows, meta: pageMeta(page, total, rows.length) }
       }
       const isLarge = page.per_page > PAGE_SIZE.maximum &&
@@ -87,8 +88,12 @@ export const tokens: Domain = async (app) => {
       response: { 201: CreatedToken }
     },
     handler: async (request, reply) => {
-      const principal = principalOf(request)
-      const { restrictions = [], ...sent } = request.body
+      const { restrictions = [], owner, ...sent } = request.body
+      const isOrganizations = owner === 'organization'
+      if (isOrganizations && !mayMakeForOrganization(request)) {
+        refuse('owner', 'Only with a token of the console that has api-token:create, or with a token of the organization')
+      }
+      const principal = isOrganizations ? asOrganization(request) : principalOf(request)
       const abilities = abilitiesOf(sent.abilities)
       const token = mintApiToken(principal.organization.id)
       const { body } = await change(app.db, actorOf(request), {
@@ -112,8 +117,9 @@ export const tokens: Domain = async (app) => {
             expires_at,
             made_by: principal
           }),
-          events: ({ id }) =>
-            [eventOf('api-token.create', id, { abilities: abilities.join(' '), ...restrictionsIn(slices) })],
+          events: ({ id }) => [eventOf('api-token.create', id, {
+            abilities: abilities.join(' '), ...restrictionsIn(slices), ...(isOrganizations && { owner: 'organization' })
+          })],
           answer: (api_key) =>
             ({ status: 201, body: { success: true as const, message: NOT_AGAIN, token, api_key, ...warning } })
         })
@@ -167,7 +173,7 @@ export const tokens: Domain = async (app) => {
           // A leaked token must not extend itself.
           if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
           const next = { ...grantOf(token), ...(expires_at !== undefined && { expires_at }) }
-          refuseEscalation(principal, next, 'api-token:update')
+          refuseEscalation(changerOf(request, token), next, 'api-token:update')
           if (expires_at !== undefined) {
             refuseBeyond(latest, expires_at)
             // An expired token does not count towards the limit until its expiry is extended.
@@ -201,7 +207,8 @@ export const tokens: Domain = async (app) => {
       operationId: 'rotateApiToken',
       summary: 'Give an API token a new value; with `overlap_seconds` the previous value stays valid for a while',
       description: 'A token that rotates itself with an `Idempotency-Key` needs `overlap_seconds`: with its previous ' +
-        'value it can repeat the request and, if the first response was lost, rotate again.',
+        'value it can repeat the request and, if the first response was lost, rotate again. A token of the organization ' +
+        'stays one if the console or a token of the organization rotates it.',
       params: TokenParams,
       body: RotateTokenBody,
       response: { 200: RotatedToken }
@@ -215,21 +222,22 @@ export const tokens: Domain = async (app) => {
       const { body } = await change(app.db, actorOf(request), {
         async load (db) {
           const { token: locked } = await lockForChange(db, request, id)
-          refuseEscalation(principal, grantOf(locked), 'api-token:create')
+          const rotater = changerOf(request, locked)
+          refuseEscalation(rotater, grantOf(locked), 'api-token:create')
           // The rotation moves the token to the caller's grant. The previous value must end then, because the old owner
           // may know that value.
-          if (overlap_seconds > 0 && !endsWith(principal, locked)) {
+          if (overlap_seconds > 0 && !endsWith(rotater, locked)) {
             refuse('overlap_seconds', 'Only allowed for a token that belongs to your own grant')
           }
           // The rotation makes the caller the owner, so the token counts towards the caller's limit.
-          if (!endsWith(principal, locked) && locked.is_live) {
+          if (!endsWith(rotater, locked) && locked.is_live) {
             await requireQuota(db, organization.id, principal.person!.user_id, locked)
           }
-          return locked
+          return { locked, rotater }
         },
-        decide: (locked) => ({
+        decide: ({ locked, rotater }) => ({
           write: async (db) => await rotateToken(
-            db, locked, storedToken(token), overlap_seconds, principal, request.answering !== null
+            db, locked, storedToken(token), overlap_seconds, rotater, request.answering !== null
           ) ?? fail('not_found'),
           events: [eventOf('api-token.rotate', id, { overlap_seconds })],
           answer: (api_key) =>
@@ -282,6 +290,23 @@ async function lockForChange (
   const token = requireVisible(request, await lockToken(db, organization.id, id))
   return latest === undefined ? fail('not_found') : { token, latest }
 }
+
+/**
+ * Whether the caller can make tokens that outlive the caller: a token of the organization, and a person with a token of
+ * the console. A token of the console with such a scope is issued after a recent sign-in, and valid for five minutes.
+ */
+const mayMakeForOrganization = (request: FastifyRequest): boolean =>
+  principalOf(request).person === null || request.user?.client_id === CONSOLE_CLIENT
+
+/** The caller as the maker of a token of the organization, which need not end with the person's grant. */
+function asOrganization (request: FastifyRequest): Principal {
+  const principal = principalOf(request)
+  return principal.person === null ? principal : { ...principal, person: null, expires_at: null }
+}
+
+/** The caller as the one who changes a token. */
+const changerOf = (request: FastifyRequest, { user_id }: TokenRow): Principal =>
+  user_id === null && mayMakeForOrganization(request) ? asOrganization(request) : principalOf(request)
 
 const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? fail('not_found')
 
@@ -382,13 +407,6 @@ const ABILITY_RULES: readonly Rule[] = [
     }
   }
 ]
-
-function requireRestriction (restriction: Restriction, at: string) {
-  requireTarget(restriction, `${at}.`)
-  if (restriction.inherited && restriction.target === undefined) {
-    refuse(`${at}.inherited`, 'Only with a target: no level is above a project')
-  }
-}
 
 const abilitiesOf = (spellings: readonly string[]): Ability[] =>
   [...new Set(spellings.flatMap((spelling) => canonicalAbilities(spelling)!))]

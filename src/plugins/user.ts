@@ -18,7 +18,7 @@ import { showRestrictions } from '../repositories/people/tokens.ts'
 import { listMemberships } from '../repositories/people/users.ts'
 import { fail } from '../rules/api-error.ts'
 import { offsetOf, pageMeta, pageOf } from '../rules/pagination.ts'
-import { acceptInvitation, declineInvitation, type Refusal } from '../vault/memberships.ts'
+import { acceptInvitation, declineInvitation, JOINING, type Refusal } from '../vault/memberships.ts'
 
 /** Shows the caller, and lists, accepts and declines the invitations to a user. */
 export const user: Domain = async (app) => {
@@ -96,13 +96,13 @@ export const user: Domain = async (app) => {
     config: {
       // This scope is required because every user, also without a membership, can grant it to an application.
       access: 'organization:create',
-      audit: 'member.join',
+      audit: JOINING,
       errors: ['user_required', 'not_found', 'memberships_full', 'organization_full', 'conflict', 'integrity_error']
     },
     schema: {
       operationId: 'acceptInvitation',
       summary: 'Accept an invitation: the calling user becomes a member',
-      description: 'The role of the invitation applies from the next request on.',
+      description: 'The role of the invitation applies from the next request on, and so does its role in a place.',
       params: OwnInvitationParams,
       body: AcceptInvitationBody,
       response: { 200: AcceptedInvitation }
@@ -126,7 +126,7 @@ export const user: Domain = async (app) => {
             await recordForPersonAlone(db, request, person, 'member.join', { organization: organization.name })
             return { organization, ...accepted }
           },
-          events: ({ event }) => [event],
+          events: ({ events }) => events,
           answer: ({ organization: { name, slug }, role }) =>
             ({ body: { data: { type: 'organizations' as const, id: organizationId, attributes: { name, slug, role } } } })
         })

@@ -2,6 +2,7 @@ import type { Static } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import { LEVELS } from '../../schemas/secrets.ts'
+import { VersionNamesAnswer, type VersionNames } from '../../schemas/names.ts'
 import { NoContent, PAGE_SIZE, WriteHeaders } from '../../schemas/shapes.ts'
 import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
@@ -21,9 +22,11 @@ import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { sendRead } from '../http/responses/large-responses.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
 import type { Db } from '../db/database.ts'
-import { ownSecret, type LevelState } from '../repositories/levels/levels.ts'
+import { findPlaceDetails, placeDetails } from '../repositories/audit/audit.ts'
+import { findLevelsOfSecrets, ownSecret, type LevelState } from '../repositories/levels/levels.ts'
 import { lockProject } from '../repositories/levels/projects.ts'
 import { purgeHistories } from '../repositories/operations/cleanup.ts'
+import { listVersionContents } from '../repositories/secrets/version-contents.ts'
 import {
   deleteVersion, findFullVersion, findVersion, listVersions, type FoundVersion, type FullVersion, type VersionRow
 } from '../repositories/secrets/versions.ts'
@@ -41,7 +44,8 @@ import type { Change } from '../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
 import { removeSome } from '../vault/deletions.ts'
 import { hasNames } from '../vault/documents/open-documents.ts'
-import { eventOfReading } from '../vault/documents/read.ts'
+import { namesChangedBy } from '../vault/documents/name-history.ts'
+import { eventOfReading, mergedValues, requireNames, versionContents } from '../vault/documents/read.ts'
 import { previewRestore } from '../vault/operations/restore-preview.ts'
 import { restorationOf } from '../vault/operations/restore-to.ts'
 
@@ -111,13 +115,37 @@ export const versions: Domain = async (app) => {
       )
       const answer = { data: { ...toItem(found.version), content, key: describeKey(app.keyring, found.key) } }
       const { id, key_version } = found.version
+      const place = await findPlaceDetails(app.reads, found.key.organization_id, found.secret)
       await app.recordRead(actorOf(request), {
         action: 'version.read',
         resource_type: 'secret',
         resource_id: found.secret.id,
-        details: { version: id, key_version }
+        details: { ...place, version: id, key_version }
       }, content.length)
       return answer
+    }
+  })
+
+  app.get('/:organization/secrets/versions/:version/names', {
+    config: {
+      access: ['secret:history', 'secret:decrypt'],
+      preload: findKeptVersion,
+      audit: 'secret.names',
+      errors: [
+        'version_locked', 'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable',
+        'integrity_error'
+      ]
+    },
+    schema: {
+      operationId: 'readVersionNames',
+      summary: 'List the names that a version added, changed and removed, without values',
+      description: 'The server decrypts the version and the one before, and keeps no such list.',
+      params: VersionParams,
+      response: { 200: VersionNamesAnswer }
+    },
+    handler: async (request, reply) => {
+      const { data, bytes } = await inTurn(request, async (turn) => namesOfVersion(request, turn))
+      return sendRead(reply, { data }, bytes)
     }
   })
 
@@ -210,8 +238,9 @@ export const versions: Domain = async (app) => {
         async load (db) {
           await lockProjectOf(db, request, found.secret.project_id)
           await requireStillInside(db, request)
+          return findPlaceDetails(db, organization.id, found.secret)
         },
-        decide: () => ({
+        decide: (place) => ({
           async write (db) {
             const outcome = await deleteVersion(db, organization.id, id, force)
             if (outcome === 'missing') fail('not_found')
@@ -221,7 +250,7 @@ export const versions: Domain = async (app) => {
             action: 'version.delete',
             resource_type: 'secret',
             resource_id: found.secret.id,
-            details: { version: id, key_version, force },
+            details: { ...place, version: id, key_version, force },
             growth: -bytes
           }]
         })
@@ -270,7 +299,7 @@ export const versions: Domain = async (app) => {
               action: 'version.purge',
               resource_type: scope,
               resource_id: scope === 'project' ? project.id : state.level_id,
-              details: { purged_count: versions },
+              details: { ...placeDetails(scope === 'project' ? { project } : state), purged_count: versions },
               growth: -bytes
             }],
             answer: ({ versions }) => ({
@@ -338,6 +367,37 @@ export const versions: Domain = async (app) => {
     }
   })
 
+  async function namesOfVersion (request: FastifyRequest, turn: Turn) {
+    const { organization } = principalOf(request)
+    const storageKey = storageKeyOf(app.keyring, organization)
+    // Loads the version here, because the caller may have waited for the turn.
+    const found = requireKept(request, await findOwn(request, findFullVersion))
+    const { version, secret } = found
+    const [state] = await turn.waitFor(findLevelsOfSecrets(app.lists, organization.id, [secret.id]))
+    const own = state && ownSecret(state)
+    if (state === undefined || own === undefined) return fail('not_found')
+    requireNames(state)
+    const entries = await mergedValues(
+      state, await versionContents(app.keyring, storageKey, found), { onlyMerged: [] }, turn.pace
+    )
+    const { older, names } = await namesChangedBy(
+      { ...turn, keyring: app.keyring, storageKey }, state, version, entries,
+      async (before, limit) =>
+        turn.waitFor(listVersionContents(app.lists, state, own, organization.plan.retention_days, before, limit))
+    )
+    const compared_with = older === null ? null : String(older.id)
+    const read = [found, ...(older === null ? [] : [{ version: older, sealed: older.sealed }])]
+    const { event, bytes } = eventOfReading(
+      state, read.map(({ version: { revision }, sealed }) => ({ id: secret.id, revision, sealed })), 'secret.names',
+      { version: version.id, ...(compared_with !== null && { compared_with }) }
+    )
+    await app.recordRead(actorOf(request), event, bytes)
+    const { added = null, changed = null, removed = null } = names ?? {}
+    const data: VersionNames =
+      { type: 'secret-version-names', id: String(version.id), attributes: { compared_with, added, changed, removed } }
+    return { data, bytes }
+  }
+
   async function planOfRestore (request: FastifyRequest, at: Date, turn: Turn) {
     const { organization } = principalOf(request)
     const { project } = levelOf(request)
@@ -346,7 +406,7 @@ export const versions: Domain = async (app) => {
       await previewRestore(context, organization, project, at)
     if (hasNames(project)) {
       const { event, bytes } = eventOfReading(
-        { level: 'project', level_id: project.id }, opened, 'secret.names',
+        levelOf(request), opened, 'secret.names',
         { dry_run: 'project.restore', at: at.toISOString() }
       )
       await app.recordRead(actorOf(request), event, bytes)

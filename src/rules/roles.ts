@@ -19,7 +19,8 @@ const SCOPES_OF: Record<Role, readonly Scope[]> = {
   member: ['secret:read', 'secret:write', 'secret:decrypt', 'secret:history', 'key:retrieve', ...READS],
   auditor: ['secret:history', 'api-token:read', 'billing:read', ...READS],
   billing_manager: ['billing:read', 'billing:write', 'organization:read'],
-  api_user: ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read']
+  api_user: ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read'],
+  guest: ['organization:read']
 }
 
 export const scopesOfRole = (role: Role): readonly Scope[] => SCOPES_OF[role]
@@ -192,10 +193,18 @@ export function scopesBy (powers: Powers, teams: readonly RoleOfTeam[]): Ability
 export const canonicalRole = <R extends string = Role>(spelling: R | 'admin'): Exclude<R, 'admin'> | 'administrator' =>
   spelling === 'admin' ? 'administrator' : spelling as Exclude<R, 'admin'>
 
-/** Whether the caller may invite a person with this role. */
-export const mayInvite = (powers: Powers, role: Role): boolean =>
-  holds(powers, 'member:create') && holdsRole(powers, role)
+/** Whether the caller may give an invitation with these roles: in the organization, and in a place through a team. */
+export const mayInvite = (powers: Powers, { role, place_role }: { role: Role, place_role: Role | null }): boolean =>
+  holds(powers, 'member:create') && holdsRole(powers, role) &&
+  (place_role === null || (holds(powers, 'team:update') && holdsProjectRole(powers, place_role)))
 
-/** Whether the caller has all scopes of a role in the organization. */
+/** Whether the caller has all scopes of a role in the organization. Any caller may give the role of a guest. */
 export const holdsRole = (powers: Powers, role: Role): boolean =>
-  scopesOfRole(role).every((scope) => holds(powers, scope))
+  role === 'guest' || scopesOfRole(role).every((scope) => holds(powers, scope))
+
+/**
+ * Whether the caller has all scopes of a team's role. Does not check team roles of the caller: every role in the
+ * organization that may change teams already includes all scopes in projects.
+ */
+export const holdsProjectRole = (powers: Powers, role: Role): boolean =>
+  [...scopesInProject(role)].every((scope) => holds(powers, scope))

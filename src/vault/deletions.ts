@@ -20,7 +20,7 @@ export const isLongDeletion = async (db: Db, organizationId: string, below: Belo
  * deleted with its row. Returns the events.
  */
 export async function deleteLevel (
-  db: Db, organizationId: string, below: Below, event: Omit<AuditEvent, 'details'>, lockCounter: () => Promise<Counter>,
+  db: Db, organizationId: string, below: Below, event: AuditEvent, lockCounter: () => Promise<Counter>,
   deleteRow: (removed: { documents: number }) => Promise<void>, projectId?: string
 ): Promise<AuditEvent[]> {
   const { bytes, ...removed } = await removeHistories(db, organizationId, below)
@@ -35,7 +35,7 @@ export async function deleteLevel (
   // If more tokens are left, a background job deletes them. They give no access, because their levels are deleted.
   if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(organizationId))
   return [
-    { ...event, details: removed, growth: -bytes },
+    { ...event, details: { ...event.details, ...removed }, growth: -bytes },
     ...endingsOf(tokens, event.resource_type),
     ...teams.map((id): AuditEvent => ({
       action: 'team-project.delete',

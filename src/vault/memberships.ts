@@ -1,11 +1,15 @@
+import { ulid } from 'ulidx'
 import type { MemberAttributes } from '../../schemas/members.ts'
+import { TEAM_LIMITS } from '../../schemas/teams.ts'
 import type { Role } from '../../schemas/users.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../db/callers/grants.ts'
 import type { Db } from '../db/database.ts'
 import type { Counter } from '../db/rows/counter.ts'
+import { findSlugs, idsOf } from '../db/rows/slugs.ts'
 import { eventOf, systemOf, type Actor, type AuditEvent, type RecordedEvent } from '../repositories/audit/audit.ts'
 import { findFull } from '../repositories/billing/plans.ts'
 import { findOrganization } from '../repositories/levels/organizations.ts'
+import { listTakenSlugs, lockProject } from '../repositories/levels/projects.ts'
 import {
   deleteExpiredInvitations, deleteInvitation, deleteInvitations, findInvitation, listEndedInvitations,
   listGivenInvitations, type Invitation, type Inviter
@@ -13,9 +17,15 @@ import {
 import { countOtherOwners, deleteMember, findActiveRoles, findMember, lockMember } from '../repositories/people/members.ts'
 import { createPersonalEvent } from '../repositories/people/personal-events.ts'
 import { listPrincipals } from '../repositories/people/principals.ts'
+import {
+  countTeamMembers, countTeams, createTeam, createTeamMember, findTeamOfPlace, setTeamProject
+} from '../repositories/people/teams.ts'
+import { countLeftTokens } from '../repositories/people/tokens.ts'
 import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
+import { numberedSlugs, slugFrom, withSuffix } from '../rules/formats/slugs.ts'
 import { mayInvite, powersOfRole, type Powers } from '../rules/roles.ts'
+import { isWholeProject, restrictionOf, textOf } from '../rules/slices.ts'
 
 // Each function runs in the caller's transaction, and returns its events. The caller has locked the organization
 // before: these functions lock accounts, and the organization comes first (decision 0029).
@@ -33,10 +43,18 @@ export interface Invitee { id: number, name: string, email: string }
  */
 export type Refusal = 'gone' | 'memberships_full' | 'organization_full' | 'organization_inactive' | 'tokens_left'
 
-/** Makes the invited person a member. Returns the role, and the event, whose actor is the person. */
+/** The events of an accepted invitation. */
+export const JOINING = [
+  'member.join', 'team.create', 'team-project.update', 'team-member.create'
+] as const satisfies AuditEvent['action'][]
+
+/**
+ * Makes the invited person a member, also of a team of the invitation's place. Returns the role, and the events, whose
+ * actor is the person.
+ */
 export async function acceptInvitation (
   db: Db, { organization_id: organizationId, plan, status }: Counter, id: string, person: Invitee
-): Promise<{ role: Role, event: AuditEvent } | Refusal> {
+): Promise<{ role: Role, events: AuditEvent[] } | Refusal> {
   const memberships = await lockMemberships(db, person.id)
   const invitation = await lockInvitationTo(db, organizationId, id, person)
   if (invitation === undefined) return 'gone'
@@ -52,7 +70,47 @@ export async function acceptInvitation (
     await createMember(db, { organization_id: organizationId, user_id: person.id, role })
   }
   await deleteInvitation(db, organizationId, id)
-  return { role, event: eventOf('member.join', person.id, { invitation: id, role }) }
+  const events = await joinTeamOfPlace(db, invitation, person.id)
+  return { role, events: [eventOf('member.join', person.id, { invitation: id, role }), ...events] }
+}
+
+/**
+ * Adds a member to a team whose only role is that of the invitation, in its place. Makes the team if there is none.
+ * Does nothing if the place was deleted, or if a limit of teams is reached.
+ */
+async function joinTeamOfPlace (
+  db: Db, { organization_id, id: invitation, place, place_role: role }: Invitation, user_id: number
+): Promise<AuditEvent[]> {
+  if (place === null || role === null) return []
+  const { project_id } = place
+  if (await lockProject(db, organization_id, { id: project_id }, 'share') === undefined) return []
+  const [restriction] = restrictionOf(place, await findSlugs(db, organization_id, idsOf([place])))
+  if (restriction === undefined) return []
+  const slices = isWholeProject(place) ? null : [place]
+  const found = await findTeamOfPlace(db, { organization_id, project_id, role, slices })
+  const team_id = found ?? ulid()
+  const { teams, is_in } = await countTeamMembers(db, { organization_id, team_id, user_id })
+  if (is_in || teams >= TEAM_LIMITS.teamsOfMember) return []
+  const teamEvent = (action: AuditEvent['action'], details: NonNullable<AuditEvent['details']>): AuditEvent =>
+    ({ action, resource_type: 'team', resource_id: team_id, details: { ...details, invitation } })
+  const made: AuditEvent[] = []
+  if (found === undefined) {
+    if (await countTeams(db, organization_id) >= TEAM_LIMITS.teams) return []
+    const { project, target, environment, inherited } = restriction
+    const path = [project, target, environment].filter((one) => one !== undefined).join('/')
+    const name = `${path}${inherited ? ' with inherited' : ''}: ${role.replace('_', ' ')}`
+    const slugs = numberedSlugs(slugFrom(name, 'team'), 'team')
+    const taken = await listTakenSlugs(db, { organization_id, team: true }, slugs)
+    const slug = slugs.find((one) => !taken.has(one)) ?? withSuffix(slugs[0]!, team_id.toLowerCase())
+    await createTeam(db, { organization_id, id: team_id, name, slug, is_of_place: true })
+    await setTeamProject(db, { organization_id, team_id, project_id }, { role, sent: slices ?? undefined })
+    const restrictions = slices && { restrictions: slices.map(textOf).join(' ') }
+    made.push(
+      teamEvent('team.create', { slug }), teamEvent('team-project.update', { project_id, project, role, ...restrictions })
+    )
+  }
+  await createTeamMember(db, { organization_id, team_id, user_id })
+  return [...made, teamEvent('team-member.create', { user_id })]
 }
 
 /** Declines an invitation; undefined if there is none. The event shows the organization only the e-mail address. */
@@ -78,10 +136,10 @@ export async function findGiven (
   for (const token of await listPrincipals(db, organizationId, idsOf('api_token'))) {
     powers.set(`api_token ${token.id}`, token)
   }
-  return invitations.filter(({ invited_by, role }) => {
+  return invitations.filter(({ invited_by, ...roles }) => {
     if (invited_by === null) return true
     const held = powers.get(`${invited_by.type} ${invited_by.id}`)
-    return held !== undefined && mayInvite(held, role)
+    return held !== undefined && mayInvite(held, roles)
   })
 }
 
@@ -153,8 +211,15 @@ export async function endMembership (
     const { ip, user_agent } = actor
     await createPersonalEvent(db, { user_id: userId, action: 'member.delete', actor_type: 'user', ip, user_agent, details })
   }
-  const details = { role: member.role, ...endingOf(tokens.ended, organization_id) }
+  const left = await leftTokensOf(db, organization_id, userId)
+  const details = { role: member.role, ...endingOf(tokens.ended, organization_id), ...left }
   return { member: seen, events: [{ actor, event: eventOf('member.delete', userId, details) }, ...withdrawn] }
+}
+
+/** A detail of the event of a removed or demoted member: how many tokens of the organization the member knows. */
+export async function leftTokensOf (db: Db, organizationId: string, userId: number) {
+  const left = await countLeftTokens(db, organizationId, userId)
+  return left > 0 && { organization_tokens: left }
 }
 
 /** Whether a member is an owner, and no other owner can act (`countOtherOwners`). */

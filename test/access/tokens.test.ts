@@ -59,6 +59,7 @@ t.test('a token is created once, with the members that the list shows, and works
       expires_at,
       last_used_at: null,
       created_by: { type: 'api_token', id: api_key.created_by.id, name: 'Test token' },
+      owner: 'organization',
       created_at: api_key.created_at,
       updated_at: api_key.created_at
     }
@@ -636,11 +637,11 @@ t.test('a narrowed caller lists exactly the tokens that reach no further than it
     [], ...slices.map((one) => [one]), ...slices.flatMap((one, i) => slices.slice(i + 1).map((other) => [one, other]))
   ]
   for (const some of sets) await service.token(organization, ['api-token:read'], { slices: some })
-  const { rows, total } = await listTokens(service.database.db, organization, [], { page: 1, per_page: 100 })
+  const { rows, total } = await listTokens(service.database.db, organization, [], {}, { page: 1, per_page: 100 })
   t.equal(total, sets.length + 1)
   const ids = rows.map((row) => row.id).reverse().slice(1)
   for (const [i, outer] of sets.entries()) {
-    const inside = await listTokens(service.database.db, organization, outer, { page: 1, per_page: 100 })
+    const inside = await listTokens(service.database.db, organization, outer, {}, { page: 1, per_page: 100 })
     const wanted = ids.filter((_id, j) => coversAll(outer, sets[j]!))
     t.strictSame(
       inside.rows.map((row) => row.id).reverse().filter((one) => ids.includes(one)), wanted, JSON.stringify(outer)

@@ -723,12 +723,14 @@ const giveCode = (code: () => string | Promise<string>): Ask => async () => {
 // An organization that invites Rosa and another address, and one event for each account.
 const inviting = (await test.organization()).organization
 const invited = mintSecret()
+const NO_PLACE = { place: null, place_role: null }
 const [invitation, anotherInvitation] = [
   await createInvitation(
-    db, { organization_id: inviting, id: ulid(), email: rosa.email, role: 'auditor', invited_by: null }, hashToken(invited)
+    db, { organization_id: inviting, id: ulid(), email: rosa.email, role: 'auditor', ...NO_PLACE, invited_by: null },
+    hashToken(invited)
   ),
   await createInvitation(
-    db, { organization_id: inviting, id: ulid(), email: 'ben@nimbus.example', role: 'owner', invited_by: null },
+    db, { organization_id: inviting, id: ulid(), email: 'ben@nimbus.example', role: 'owner', ...NO_PLACE, invited_by: null },
     hashToken(mintSecret())
   )
 ]

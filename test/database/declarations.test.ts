@@ -52,9 +52,17 @@ t.test('no response shows a hash, a key, sealed content, a MAC, or a person behi
   t.strictSame(AUTHENTICATED.teams.shown, ['id', 'name', 'slug', 'description', 'created_at', 'updated_at'])
   const at = new Date(0)
   const team = {
-    id: '1', organization_id: '2', name: 'A', slug: 'a', description: null, created_at: at, updated_at: at, mac: null
+    id: '1',
+    organization_id: '2',
+    name: 'A',
+    slug: 'a',
+    description: null,
+    created_at: at,
+    updated_at: at,
+    is_of_place: null,
+    mac: null
   }
-  const { organization_id: _, mac: __, ...shown } = team
+  const { organization_id: _, mac: __, is_of_place: ___, ...shown } = team
   t.strictSame(shownOf('teams', team), shown)
   for (const { shown, table } of Object.values(AUTHENTICATED)) {
     const columns = getTableColumns(table) as Record<string, { getSQLType (): string }>

@@ -64,6 +64,7 @@ t.test('RL-30: a migration after the baseline does nothing that breaks an instan
     both('CREATE TABLE "notes" (\n"id" bigint NOT NULL\n)', 'CREATE UNIQUE INDEX "notes_id" ON "notes" USING btree ("id")'),
     both('CREATE TABLE "notes" ("id" bigint)', 'INSERT INTO "notes" ("id") VALUES (1), (2)'),
     both('CREATE TABLE "notes" ("id" bigint)', 'ALTER TABLE "notes" ADD CONSTRAINT "a" FOREIGN KEY ("id") REFERENCES "b" ("id")'),
+    both('DROP INDEX CONCURRENTLY IF EXISTS "a"', 'CREATE INDEX CONCURRENTLY "a" ON "secrets" ("note")'),
     '-- contracts 0.1.0: nothing reads it since\nALTER TABLE "secrets" DROP COLUMN "note"'
   ]) t.strictSame(contractionsIn(good, ['0.1.0']), [], good)
   for (const bad of [
@@ -77,6 +78,7 @@ t.test('RL-30: a migration after the baseline does nothing that breaks an instan
     'DELETE FROM "secrets"', 'CREATE INDEX "secrets_note" ON "secrets" ("note")',
     'CREATE INDEX CONCURRENTLY "secrets_note" ON "secrets" ("note")',
     'DROP INDEX CONCURRENTLY IF EXISTS "secrets_note"',
+    'DROP INDEX "secrets_note"',
     'CREATE TABLE "a" ("id" bigint); DROP TABLE "notes"',
     'CREATE TRIGGER "a" BEFORE INSERT ON "secrets" EXECUTE FUNCTION b()', 'DO $$ BEGIN DROP TABLE "notes"; END $$',
     '-- contracts 0.2.0: not released yet\nDROP TABLE "notes"', '-- contracts 0.1.0:\nDROP TABLE "notes"',
@@ -88,6 +90,9 @@ t.test('RL-30: a migration after the baseline does nothing that breaks an instan
       'INSERT INTO "notes" WITH gone AS (DELETE FROM "secrets" RETURNING "id") SELECT "id" FROM gone'),
     both('CREATE TABLE "notes" ("id" bigint)', 'INSERT INTO "notes" ("id") VALUES ((SELECT max("id") FROM "secrets"))')
   ]) t.equal(contractionsIn(bad, ['0.1.0']).length, 1, bad)
+  const index = ['DROP INDEX CONCURRENTLY IF EXISTS "a"', 'CREATE INDEX CONCURRENTLY "a" ON "secrets" ("note")'] as const
+  const column = 'ALTER TABLE "secrets" ADD COLUMN "note" varchar(64)'
+  t.equal(contractionsIn(both(...index, column), []).length, 2, 'such an index needs a migration of its own')
 })
 
 t.test('the MAC of a row goes over these fields, in this order', async (t) => {

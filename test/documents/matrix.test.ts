@@ -40,6 +40,14 @@ t.test('each cell says whether the level sets, inherits, overrides or lacks the 
   })
   t.match(answer.body.data.attributes.levels[0], { version: /^\d+$/, etag: /^"[\w-]{22}"$/, unreadable: false })
   t.match(answer.body.data.attributes.levels[5], { version: null, etag: null, unreadable: false })
+  const { levels, project } = answer.body.data.attributes
+  t.strictSame(project, { name: 'Orbit', secret_format: 'env', encryption_type: 'server' })
+  t.strictSame(levels.map(({ name, target_name, status }: any) => [name, target_name, status]), [
+    ['Orbit', null, null], ['Backend', 'Backend', null], ['Live', 'Backend', 'development'],
+    ['Test', 'Backend', 'development'], ['Web', 'Web', null], ['Live', 'Web', 'development']
+  ])
+  const { id } = (await owner.call('GET', `/${owner.organization}/cells/backend/live`)).body.data
+  t.equal(levels[2].id, id)
   // A change can use this ETag, because it is the ETag of the document.
   const patched = await owner.call('PATCH', `/${owner.organization}/cells/backend/live/secrets`, { set: { F: '1' } }, {
     'if-match': answer.body.data.attributes.levels[2].etag

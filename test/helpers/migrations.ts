@@ -41,6 +41,10 @@ export const EXPANSIONS: Record<string, string[]> = {
       CONSTRAINT "of_next_release_pk" PRIMARY KEY ("organization_id", "n"),
       CONSTRAINT "of_next_release_organization" FOREIGN KEY ("organization_id") REFERENCES "organizations" ("id"))`,
     'CREATE INDEX "of_next_release_n" ON "of_next_release" ("organization_id", "n")'
+  ],
+  '9011_index': [
+    'DROP INDEX CONCURRENTLY IF EXISTS "secret_versions_of_next_release"',
+    'CREATE INDEX CONCURRENTLY "secret_versions_of_next_release" ON "secret_versions" ("organization_id", "created_at", "id")'
   ]
 }
 
@@ -50,6 +54,7 @@ const CONSTANT = "(?:'[^']*'(?:::\\w+)?|-?\\d+|true|false|now\\(\\))"
 const TABLE = new RegExp(`^CREATE TABLE ${NAME} \\((?!.*\\) AS\\b)`, 'i')
 const INDEX = new RegExp(`^CREATE (?:UNIQUE )?INDEX ${NAME} ON ${NAME}`, 'i')
 const ALTERATION = new RegExp(`^ALTER TABLE ${NAME} `, 'i')
+const CONCURRENT = new RegExp(`^(DROP INDEX CONCURRENTLY IF EXISTS|CREATE INDEX CONCURRENTLY) ${NAME}`, 'i')
 const ROWS = new RegExp(`^INSERT INTO ${NAME} (?:\\([\\w", ]+\\) )?VALUES \\((?!.*\\bSELECT\\b)`, 'i')
 // Excludes serial types, which rewrite the table to fill each row from a sequence.
 const TYPE = '(?!\\w*serial)\\w+(?: ?\\(\\d+\\))?(?: with time zone)?'
@@ -59,18 +64,27 @@ const COLUMN =
 /**
  * The statements of a migration that can break running instances of the previous release, or lock a large table for a
  * long time (0047). Allows new tables with their indexes, alterations and literal rows. Allows new columns that are
- * nullable or have a constant default. Also allows a statement after the line `-- contracts RELEASE: why` if RELEASE is
- * published, because that release no longer needs what the statement removes.
+ * nullable or have a constant default. Allows a migration of indexes alone that are dropped, in case that an
+ * interrupted build left them, and then built concurrently. Also allows a statement after the line
+ * `-- contracts RELEASE: why` if RELEASE is published, because that release no longer needs what the statement removes.
  */
 export function contractionsIn (migration: string, releases: readonly string[]): string[] {
   const made = new Set<string>()
   const statements = migration.split(/;?\s*--> statement-breakpoint|;\s*$/m).map((text) => text.trim()).filter(Boolean)
   const bare = (text: string) => text.replace(/^\s*--.*$/gm, '').replace(/\s+/g, ' ').trim()
+  const concurrent = statements.map((text) => CONCURRENT.exec(bare(text)))
+  const rebuilt = concurrent.flatMap((match, i) => {
+    const [, drop, name] = match ?? []
+    const [, create, same] = concurrent[i + 1] ?? []
+    return /^DROP/i.test(drop ?? '') && /^CREATE/i.test(create ?? '') && name === same ? [name] : []
+  })
 
   function expands (text: string): boolean {
     if (text.includes(';')) return false
     const [, table] = TABLE.exec(text) ?? []
     if (table !== undefined) return Boolean(made.add(table))
+    const [, , index] = CONCURRENT.exec(text) ?? []
+    if (index !== undefined) return concurrent.every((match) => match !== null) && rebuilt.includes(index)
     const of = INDEX.exec(text)?.[2] ?? ALTERATION.exec(text)?.[1] ?? ROWS.exec(text)?.[1]
     return (of !== undefined && made.has(of)) || COLUMN.test(text)
   }

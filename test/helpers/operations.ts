@@ -363,6 +363,12 @@ const ROWS: Record<string, Row> = {
   getVersion: {
     at: 'GET /api/v1/{organization}/secrets/versions/{version}', access: 'secret:history', depth: 'environment'
   },
+  readVersionNames: {
+    at: 'GET /api/v1/{organization}/secrets/versions/{version}/names',
+    access: 'secret:history',
+    also: 'secret:decrypt',
+    depth: 'environment'
+  },
   restoreVersion: {
     at: 'POST /api/v1/{organization}/secrets/versions/{version}/restore',
     access: 'secret:restore',

@@ -106,6 +106,10 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     why: 'the API tokens that expired long ago, or whose grant did, which the background worker has to remove'
   },
   {
+    what: /^select .* from api_tokens where \(\(?api_tokens\.expires_at > now\(\) .*announced_end is distinct from /,
+    why: 'the API tokens that end soon, about which the background worker mails the owners'
+  },
+  {
     what: /^delete from oauth_grants where oauth_grants\.id in \(select id from oauth_grants where .*not exists \(select from api_tokens where api_tokens\.grant_id = oauth_grants\.id\)/,
     why: 'a grant that is over is deleted after the last API token that was made through it'
   },

@@ -1213,7 +1213,8 @@ const EXPECTED: Record<Role, (scope: Scope) => boolean> = {
   auditor: (scope) => ['secret:history', 'api-token:read', 'billing:read', ...READS].includes(scope),
   billing_manager: (scope) => ['billing:read', 'billing:write', 'organization:read'].includes(scope),
   api_user: (scope) =>
-    ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read'].includes(scope)
+    ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read'].includes(scope),
+  guest: (scope) => scope === 'organization:read'
 }
 
 t.test('OA-14: each role holds what the table says, and a grant never adds to it', async (t) => {

@@ -54,7 +54,7 @@ const ORDER = [
   'readProjectNames', 'readTargetNames', 'readEnvironmentNames', 'searchNames', 'readProjectMatrix',
   'compareProjectSecrets', 'compareTargetSecrets', 'compareEnvironmentSecrets',
   'readProjectNameHistory', 'readTargetNameHistory', 'readEnvironmentNameHistory',
-  'listVersions', 'getVersion', 'restoreVersion', 'restoreProject',
+  'listVersions', 'getVersion', 'readVersionNames', 'restoreVersion', 'restoreProject',
   'getEncryptionKey', 'rotateEncryptionKey', 'listEncryptionKeys',
   'changeEnvironmentSecrets', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
   'createApiToken', 'listApiTokens', 'getApiToken', 'updateApiToken', 'patchApiToken', 'rotateApiToken', 'deleteApiToken',

@@ -89,7 +89,7 @@ export async function mintToken (
 async function * describeTokens ({ db }: Database): AsyncGenerator<string> {
   for await (const { id, slug } of everyOrganization(db)) {
     for (let page = 1, isLast = false; !isLast; page++) {
-      const { rows, total } = await listTokens(db, id, [], { page, per_page: PER_PAGE })
+      const { rows, total } = await listTokens(db, id, [], {}, { page, per_page: PER_PAGE })
       isLast = page * PER_PAGE >= total
       yield * rows.map((token) => lineOfToken(slug, token))
     }

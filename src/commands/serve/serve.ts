@@ -22,6 +22,7 @@ import { exitOnUncaughtErrors, SHUTDOWN_TIMEOUT_MS, SIGNALS, STOP, supervise, un
 
 const IDLE_SWEEP_MS = 200
 const CLOSE_TIMEOUT_MS = 8_000
+const JOBS = ['histories', 'removals', 'lateEvents', 'anchors', 'billing', 'calls', 'endingTokens'] as const
 // The supervisor responds in less than a millisecond, or in a few milliseconds on a busy machine.
 const COUNT_TIMEOUT_MS = 1_000
 
@@ -173,7 +174,7 @@ async function run (
     // Open the port first: if it is in use, the start fails before `ready` creates credentials, which are shown once.
     const port = await listen(app, config)
     await ready(opened, port, app)
-    for (const job of ['histories', 'removals', 'lateEvents', 'anchors', 'billing', 'calls'] as const) app[job].start()
+    for (const job of JOBS) app[job].start()
 
     await end(app)
     leaving = true

@@ -25,8 +25,16 @@ export function idsOf (
 }
 
 /** Maps ids of levels to slugs. Omits deleted levels. Throws TamperedRow if a MAC does not verify. */
-export async function findSlugs (
-  db: Db, organization_id: string, ids: Iterable<string | null>
+export const findSlugs = async (db: Db, organizationId: string, ids: Iterable<string | null>) =>
+  findLevels(db, organizationId, ids, ({ slug }) => slug)
+
+/** Maps ids of levels to names, like `findSlugs`. The MAC of a level does not cover its name. */
+export const findNames = async (db: Db, organizationId: string, ids: Iterable<string | null>) =>
+  findLevels(db, organizationId, ids, (_, { name }) => name as string)
+
+async function findLevels (
+  db: Db, organization_id: string, ids: Iterable<string | null>,
+  read: (level: { slug: string }, row: Found['row']) => string
 ): Promise<Map<string, string>> {
   const wanted = [...new Set(ids)].filter((id) => id !== null)
   if (wanted.length === 0) return new Map()
@@ -34,6 +42,6 @@ export async function findSlugs (
   return new Map(found.map(({ name, row }) => {
     const level = fromJson(name, row)!
     requireAuthentic(db, name, level)
-    return [level.id, level.slug]
+    return [level.id, read(level, row)]
   }))
 }

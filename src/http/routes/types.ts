@@ -140,6 +140,8 @@ declare module 'fastify' {
     billing: Worker
     /** Writes the API calls of organizations to the database in the background. */
     calls: Worker & { record (): Promise<void> }
+    /** Mails owners about API tokens that end soon. */
+    endingTokens: Worker
     invoicing: Config['invoices'] & { warnOfSeller: () => void, provider: { name: string } }
   }
   interface FastifyRequest {

@@ -21,6 +21,7 @@ import { editDocument, type Edited, type RequestedChanges } from '../../vault/do
 import { etagOf } from '../../vault/documents/documents.ts'
 import { dryRunAnswer, plannedLevel } from '../../vault/documents/dry-run.ts'
 import type { Change, Written } from '../../vault/documents/plan-write.ts'
+import { eventOfReading } from '../../vault/documents/read.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
 // The parser allows some levels more than a value may have, so that the error of the validation names the limit.
@@ -138,10 +139,8 @@ const OF_CONTENT: ErrorCode[] = ['validation_failed', 'document_unreadable']
 
 // The event of a read, which a request that changes nothing records: its response tells whether the document has these
 // names and values.
-function eventOfRead ({ level, level_id }: LevelState, { id, revision }: SecretRow) {
-  const details = { secrets: id, revisions: String(revision) }
-  return { action: 'secret.decrypt' as const, resource_type: level, resource_id: level_id, details }
-}
+const eventOfRead = (state: LevelState, secret: SecretRow) =>
+  eventOfReading(state, [secret], 'secret.decrypt').event
 
 /** The changes of each request, which validation and handler need. */
 const parsed = new WeakMap<FastifyRequest, RequestedChanges>()

@@ -17,6 +17,7 @@ import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/routes.ts'
 import { waitFor } from '../../http/routes/request-deadline.ts'
 import type { Domain } from '../../http/routes/types.ts'
+import { placeDetails } from '../../repositories/audit/audit.ts'
 import { ownSecret, type Include, type LevelState } from '../../repositories/levels/levels.ts'
 import { listVersionContents, NEWEST } from '../../repositories/secrets/version-contents.ts'
 import { nameFilter, type Entries } from '../../rules/documents/entries.ts'
@@ -157,7 +158,11 @@ export const names: Domain = async (app) => {
       resource_type: state.level,
       resource_id: state.level_id,
       details: {
-        secrets: secret?.id ?? '', versions: opened.length, first: opened.at(-1)?.id ?? null, last: newest?.id ?? null
+        ...placeDetails(state),
+        secrets: secret?.id ?? '',
+        versions: opened.length,
+        first: opened.at(-1)?.id ?? null,
+        last: newest?.id ?? null
       }
     }, opened.reduce((sum, { size_bytes }) => sum + size_bytes, 0))
     return { data, meta: { unreadable, missing, next: next === null ? null : String(next) } }

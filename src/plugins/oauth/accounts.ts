@@ -28,7 +28,7 @@ import { canonicalEmail } from '../../rules/formats/emails.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { HELD_ON_PAGE, heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import {
-  acceptInvitation, declineInvitation, endMembership, findGiven, type Invitee, type Refusal
+  acceptInvitation, declineInvitation, endMembership, findGiven, JOINING, type Invitee, type Refusal
 } from '../../vault/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
@@ -152,7 +152,7 @@ export const accounts: Domain = async (app) => {
   // Each form changes the organization that `find` returns, which has invited the user or has the user as a member.
   for (const [path, { event, find, act, missing }] of Object.entries({
     'invitations/accept': {
-      event: 'member.join', find: findInviter, act: accept, missing: { problem: REFUSALS.gone, status: 422 }
+      event: JOINING, find: findInviter, act: accept, missing: { problem: REFUSALS.gone, status: 422 }
     },
     'invitations/decline': { event: 'invitation.decline', find: findInviter, act: decline, missing: undefined },
     'organizations/leave': {
@@ -249,7 +249,7 @@ export const accounts: Domain = async (app) => {
   })
 
   onForm('/account/invitation/:link', {
-    cookie: 'browser', limit: 'sign_in', audit: ['user.password', 'member.join', 'session.create']
+    cookie: 'browser', limit: 'sign_in', audit: ['user.password', ...JOINING, 'session.create']
   }, async (request, reply, form, cookie) => {
     const found = await findLinked(request)
     if (found === undefined) return INVITATION_GONE
@@ -379,7 +379,8 @@ async function accept (
   if (typeof accepted === 'string') return refused(REFUSALS[accepted])
   const { organization_id } = counter
   await recordForPersonAlone(db, request, person, 'member.join', await nameOfOrganization(db, organization_id))
-  return { events: [{ actor: personOf(request, organization_id, person), event: accepted.event }] }
+  const actor = personOf(request, organization_id, person)
+  return { events: accepted.events.map((event) => ({ actor, event })) }
 }
 
 async function decline (

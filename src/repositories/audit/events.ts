@@ -1,6 +1,7 @@
 import { and, asc, desc, eq, gt, gte, isNull, lt, sql, type SQL } from 'drizzle-orm'
 import { MAX_COUNTED, type AuditQuery } from '../../../schemas/audit.ts'
 import { EVENTS } from '../../../schemas/events.ts'
+import { LEVELS, type Level } from '../../../schemas/levels.ts'
 import { isKeyOf, type Db } from '../../db/database.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, organization_counters } from '../../db/tables.ts'
@@ -8,7 +9,7 @@ import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 
 export type EventOfList = Omit<(typeof audit_events)['$inferSelect'], 'organization_id' | 'chain_kid' | 'mac'>
 
-export interface EventFilter extends Pick<AuditQuery, 'actor' | 'action' | 'resource'> {
+export interface EventFilter extends Pick<AuditQuery, 'actor' | 'action' | 'resource' | Level> {
   from?: Date | undefined
   to?: Date | undefined
 }
@@ -120,12 +121,17 @@ function matching (
     type === undefined ? undefined : eq(actor_type, type),
     type === undefined ? undefined : actor === undefined ? isNull(actor_id) : eq(actor_id, Number(actor)),
     kind === undefined ? undefined : and(eq(resource_type, kind), eq(resource_id, resource!)),
+    ...LEVELS.map((level) => {
+      const id = filter[level]?.toUpperCase()
+      return id === undefined ? undefined : sql`(${details} ->> ${sql.raw(`'${level}_id'`)}) = ${id}`
+    }),
     filter.from === undefined ? undefined : gte(occurred_at, filter.from),
     filter.to === undefined ? undefined : lt(occurred_at, filter.to),
     before === undefined ? undefined : sql`(${occurred_at}, ${seq}) < ${placeOf(before)}`,
     after === undefined ? undefined : sql`(${occurred_at}, ${seq}) > ${placeOf(after)}`
   )
-  const needsActions = filter.action === undefined && (type !== undefined || kind !== undefined)
+  const isOfLevel = LEVELS.some((level) => filter[level] !== undefined)
+  const needsActions = filter.action === undefined && (type !== undefined || kind !== undefined || isOfLevel)
   return ({ limit, offset }) => {
     const isOrdered = offset !== undefined
     const last = limit + (offset ?? 0)

@@ -14,7 +14,7 @@ export type NewKey = Pick<typeof encryption_keys.$inferSelect, 'version' | 'mana
   'key_check' | 'key_check_hash' | 'salt' | 'iterations' | 'hint'>
 
 export type KeyState = Pick<AuthenticatedRow<'projects'>,
-  'id' | 'organization_id' | 'secret_format' | 'encryption_type' | 'key_version' | 'history_policy'>
+  'id' | 'organization_id' | 'slug' | 'secret_format' | 'encryption_type' | 'key_version' | 'history_policy'>
 
 const keysOf = ({ organization_id, id }: Pick<KeyState, 'organization_id' | 'id'>) =>
   matching(encryption_keys, { organization_id, project_id: id })

@@ -7,7 +7,7 @@ import { PIECE } from '../../db/callers/expired.ts'
 import { andOwn, findByOrganization } from '../../db/postgres/engine.ts'
 import { authenticRow, matching, queryRows } from '../../db/rows/query.ts'
 import {
-  api_tokens, invitation_mails, invitations, oauth_grants, organization_counters, organizations
+  api_tokens, invitation_mails, invitations, oauth_grants, organization_counters, organizations, type PlaceOfInvitation
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
@@ -21,6 +21,9 @@ export interface NewInvitation {
   /** The address as the inviter typed it. */
   email: string
   role: Role
+  /** The level in which the person gets `place_role`, through a team; null: the person gets only `role`. */
+  place: PlaceOfInvitation | null
+  place_role: Role | null
   invited_by: Inviter | null
 }
 
@@ -46,11 +49,13 @@ const selectOwn = (db: Db) => db.select({
 function toInvitation (
   row: Omit<typeof invitations.$inferSelect, 'mac' | 'email_normalized' | 'token_hash'>
 ): Invitation {
-  const { organization_id, id, email, role, invited_by_type, invited_by_id, invited_by_name, expires_at } = row
+  const {
+    organization_id, id, email, role, place, place_role, invited_by_type, invited_by_id, invited_by_name, expires_at
+  } = row
   const invited_by = invited_by_type === null
     ? null
     : { type: invited_by_type, id: invited_by_id ?? 0, name: invited_by_name ?? '' }
-  return { organization_id, id, email, role, invited_by, expires_at, created_at: row.created_at }
+  return { organization_id, id, email, role, place, place_role, invited_by, expires_at, created_at: row.created_at }
 }
 
 const invitedBy = (inviter: Inviter | null) => ({
@@ -121,7 +126,7 @@ export async function findInvitingOrganization (db: Db, email: string, id: strin
  * invitations, and checked that the address has no open invitation.
  */
 export async function createInvitation (
-  db: Db, { organization_id, id, email, role, invited_by }: NewInvitation, tokenHash: Buffer | null
+  db: Db, { organization_id, id, email, role, place, place_role, invited_by }: NewInvitation, tokenHash: Buffer | null
 ): Promise<Invitation> {
   const row = {
     organization_id,
@@ -131,7 +136,9 @@ export async function createInvitation (
     role,
     ...invitedBy(invited_by),
     token_hash: tokenHash,
-    expires_at: new Date(await readNow(db) + INVITATION_DAYS * DAY)
+    expires_at: new Date(await readNow(db) + INVITATION_DAYS * DAY),
+    place,
+    place_role
   }
   const [made] = await db.insert(invitations).values({ ...row, mac: macOf(db, 'invitations', row) }).returning()
   return toInvitation(made!)

@@ -122,6 +122,18 @@ export async function countOtherOwners (
   return rows.filter((found) => found.user.is_verified && isVerified(db, found)).length
 }
 
+/** Maximum number of owners that are mailed about their organization. */
+const MAX_MAILED = 20
+
+/** Owners who can act, oldest account first, for mails about the organization. */
+export async function listOwners (db: Db, organizationId: string): Promise<{ name: string, email: string }[]> {
+  const rows = await selectMembers(db, and(
+    matching(members, { organization_id: organizationId, role: 'owner', status: 'active' }), isNull(users.disabled_at)
+  )).orderBy(asc(members.user_id)).limit(MAX_MAILED)
+  return rows.filter((found) => found.user.is_verified && isVerified(db, found))
+    .map(({ user: { name, email } }) => ({ name, email }))
+}
+
 export async function updateMember (db: Db, organizationId: string, userId: number, role: Role): Promise<void> {
   await updateAuthentic(db, 'members', oneOf(organizationId, userId), { role }) ?? tampered()
 }

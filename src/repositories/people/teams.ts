@@ -1,4 +1,4 @@
-import { and, asc, eq, getTableColumns, or, sql } from 'drizzle-orm'
+import { and, asc, eq, getTableColumns, isNull, or, sql } from 'drizzle-orm'
 import {
   TEAM_LIMITS, type TeamAttributes, type TeamMember, type TeamProject, type TeamRestriction
 } from '../../../schemas/teams.ts'
@@ -148,6 +148,29 @@ export async function listRolesInTeams (db: Db, user_id: number): Promise<Role[]
       isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac: in_team_mac })
   })
   return [...new Set(own.map(({ role }) => role))]
+}
+
+/**
+ * A team with room that was made for a place, and whose only role is this one; the oldest of several. Omits teams whose
+ * MAC is wrong.
+ */
+export async function findTeamOfPlace (
+  db: Db, { organization_id, project_id, role, slices }: Omit<AuthenticatedRow<'team_projects'>, 'team_id'>
+): Promise<string | undefined> {
+  const { organization_id: of, team_id, slices: stored } = team_projects
+  const own = andOwn(sql`other.organization_id`, organization_id)
+  const rows = await db
+    .select({ team: authenticatedColumns('teams'), row: authenticatedColumns('team_projects') })
+    .from(team_projects).innerJoin(teams, matching(teams, { organization_id: of, id: team_id }))
+    .where(and(
+      matching(team_projects, { organization_id, project_id, role }), eq(teams.is_of_place, true),
+      slices === null ? isNull(stored) : sql`${stored} = ${JSON.stringify(slices)}::jsonb`,
+      sql`NOT EXISTS (SELECT FROM team_projects other WHERE other.organization_id = ${of}
+        AND other.team_id = ${team_id} AND other.project_id <> ${project_id}${own})`,
+      sql`(SELECT count(*) FROM team_members other WHERE other.organization_id = ${of}
+        AND other.team_id = ${team_id}${own}) < ${sql.raw(String(TEAM_LIMITS.members))}`
+    )).orderBy(asc(team_id)).limit(TEAM_LIMITS.teams)
+  return rows.find(({ team, row }) => isAuthentic(db, 'teams', team) && isAuthentic(db, 'team_projects', row))?.team.id
 }
 
 export async function countTeams (db: Db, organizationId: string): Promise<number> {

@@ -1,6 +1,8 @@
-import { and, desc, eq, getTableColumns, gt, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
+import { and, desc, eq, getTableColumns, gt, isNotNull, isNull, lte, ne, or, sql, type SQL } from 'drizzle-orm'
 import type { Level } from '../../../schemas/secrets.ts'
-import { TOKEN_LIMITS, type ApiToken, type Restriction } from '../../../schemas/tokens.ts'
+import {
+  ENDING_DAYS, TOKEN_LIMITS, type ApiToken, type ListTokensQuery, type Restriction
+} from '../../../schemas/tokens.ts'
 import {
   authenticatedColumns, fromJson, shownOf, type AuthenticatedRow, type NewRow, type RowChanges, type ShownRow
 } from '../../db/rows/authenticated.ts'
@@ -109,16 +111,33 @@ export async function areManyRestricted (db: Db, organizationId: string): Promis
   return row!.bytes > MANY_RESTRICTIONS
 }
 
+/** Filters of a list of tokens. */
+type TokenFilter = Pick<ListTokensQuery, 'owner' | 'created_by' | 'ending'>
+
+const isEnding = and(
+  gt(api_tokens.expires_at, sql`now()`), lte(api_tokens.expires_at, sql.raw(`now() + interval '${ENDING_DAYS} days'`))
+)
+
+function isMatching ({ owner, created_by, ending = false }: TokenFilter): SQL | undefined {
+  const [type, id] = created_by?.split(':') ?? []
+  return and(
+    owner === undefined ? undefined : owner === 'user' ? isNotNull(api_tokens.user_id) : isNull(api_tokens.user_id),
+    type === undefined ? undefined : sql`${api_tokens.created_by_type} = ${type}`,
+    id === undefined ? undefined : eq(api_tokens.created_by_id, Number(id)),
+    ending ? isEnding : undefined
+  )
+}
+
 /**
  * A page of tokens within the caller's restrictions, by default newest first. Omits rows with a wrong MAC, but counts
  * them in `total`. Calls `pace` after some rows.
  */
 export async function listTokens (
-  db: Db, organizationId: string, slices: readonly Slice[], page: NamedPageRequest, pace?: Pace
+  db: Db, organizationId: string, slices: readonly Slice[], filter: TokenFilter, page: NamedPageRequest, pace?: Pace
 ): Promise<{ rows: ApiToken[], total: number }> {
   const patterns = patternsOf(page)
-  const own = sql`${
-    and(eq(api_tokens.organization_id, organizationId), slices.length === 0 ? undefined : isCoveredBy(slices))}${
+  const isCovered = slices.length === 0 ? undefined : isCoveredBy(slices)
+  const own = sql`${and(eq(api_tokens.organization_id, organizationId), isCovered, isMatching(filter))}${
     andSelected(page, SELECTABLE, (filter) => patterns[filter])}`
   const total = sql<number>`(SELECT count(*)::int FROM ${api_tokens} WHERE ${own})`
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
@@ -211,7 +230,8 @@ const oneOf = (organizationId: string, id: number): SQL => matching(api_tokens, 
  * value. So this value stays valid for `overlapSeconds`, and the former value becomes invalid.
  *
  * The token then belongs to the person who rotates the token and so knows its value: if that person loses access, the
- * token becomes invalid. The caller has locked the token (`lockToken`).
+ * token becomes invalid. If the rotater is a user without `person`, the token stays the organization's, and names the
+ * user as its creator. The caller has locked the token (`lockToken`).
  */
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
@@ -229,7 +249,8 @@ export async function rotateToken (
     const row = { organization_id, token_id: id, token_hash: former, expires_at }
     await db.insert(former_token_hashes).values({ ...row, mac: macOf(db, 'former_token_hashes', row) })
   }
-  const changesHands = rotater !== undefined && !endsWith(rotater, { user_id, grant_id })
+  const isUsers = rotater?.type === 'user' && rotater.person === null
+  const changesHands = rotater !== undefined && (isUsers || !endsWith(rotater, { user_id, grant_id }))
   return updateToken(db, organization_id, id, { ...value, ...(changesHands && madeBy(rotater)) })
 }
 
@@ -323,6 +344,51 @@ export async function showRestrictions (
   return slices.flatMap((slice) => restrictionOf(slice, slugs))
 }
 
+/** The number of the organization's valid tokens that a user created or rotated last. They do not end with the user. */
+export async function countLeftTokens (db: Db, organizationId: string, userId: number): Promise<number> {
+  return db.$count(api_tokens, and(
+    eq(api_tokens.organization_id, organizationId), isMatching({ owner: 'organization', created_by: `user:${userId}` }), isLive
+  ))
+}
+
+/** A token that ends soon, of which the owners of its organization do not know yet. */
+export interface EndingToken { organization_id: string, id: number, name: string, expires_at: Date }
+
+/**
+ * A page of the tokens of all organizations that end soon and whose end is not announced, in the order of their ends
+ * and ids. Omits tokens that were made for a shorter time, and rows with a wrong MAC.
+ */
+export async function listUnannouncedEnds (
+  db: Db, after: Pick<EndingToken, 'id' | 'expires_at'> | undefined, limit: number
+): Promise<{ found: EndingToken[], last: EndingToken | undefined }> {
+  const { id, expires_at, created_at, announced_end } = api_tokens
+  const rows = await db.select(columns).from(api_tokens).where(and(
+    isEnding, sql`${announced_end} IS DISTINCT FROM ${expires_at}`,
+    sql`${expires_at} > ${created_at} + interval '${sql.raw(String(ENDING_DAYS))} days'`,
+    after && sql`(${expires_at}, ${id}) > (${after.expires_at.toISOString()}::timestamptz, ${after.id}::bigint)`
+  )).orderBy(expires_at, id).limit(limit)
+  const ending = (row: typeof rows[number]): EndingToken =>
+    ({ organization_id: row.organization_id, id: row.id, name: row.name, expires_at: row.expires_at! })
+  const last = rows.length < limit ? undefined : rows.at(-1)
+  return { found: rows.filter((row) => isAuthentic(db, 'api_tokens', row)).map(ending), last: last && ending(last) }
+}
+
+/** Records that the end of a token is announced. False if another instance announces it, or if the end has changed. */
+export async function takeAnnouncement (
+  db: Db, { organization_id, id, expires_at }: EndingToken
+): Promise<boolean> {
+  const taken = await db.update(api_tokens).set({ announced_end: expires_at }).where(and(
+    oneOf(organization_id, id), eq(api_tokens.expires_at, expires_at),
+    sql`${api_tokens.announced_end} IS DISTINCT FROM ${api_tokens.expires_at}`
+  )).returning({ id: api_tokens.id })
+  return taken.length === 1
+}
+
+/** Records that the mails about the end of a token were not sent, so that the next run sends them. */
+export async function returnAnnouncement (db: Db, { organization_id, id }: EndingToken): Promise<void> {
+  await db.update(api_tokens).set({ announced_end: null }).where(oneOf(organization_id, id))
+}
+
 export async function deleteTokens (db: Db, organizationId: string, ids: readonly number[]): Promise<void> {
   if (ids.length === 0) return
   await db.delete(api_tokens).where(isOneOfOrganization(api_tokens, organizationId, ids))
@@ -412,6 +478,7 @@ function toToken (row: TokenRow, slugs: ReadonlyMap<string, string>): ApiToken {
     ...shown,
     id: String(row.id),
     restrictions: (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
+    owner: row.user_id === null ? 'organization' : 'user',
     created_by: type === null || by === null ? null : { type, id: by, name: byName ?? '' }
   }
 }

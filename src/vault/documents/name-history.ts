@@ -4,6 +4,8 @@ import { openBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import { ownSecret, type LevelState } from '../../repositories/levels/levels.ts'
 import type { PageLimit, VersionContent, VersionContents } from '../../repositories/secrets/version-contents.ts'
+import { compareEntries, emptyEntries, type Comparison, type Entries } from '../../rules/documents/entries.ts'
+import { readDocument } from '../../rules/documents/read.ts'
 import { readValue } from '../../rules/documents/value.ts'
 import { workOfDocument, type Work } from '../../rules/documents/work.ts'
 import { dataKeyOf } from '../keys/keys.ts'
@@ -110,25 +112,69 @@ export async function nameHistory (
   }
 }
 
-function createReader (keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string, work: Work) {
-  const { organization_id, project } = state
+// Maximum number of older versions to which a version is compared, of which all but the last cannot be read.
+const MAX_OLDER = 20
+
+/**
+ * The names that a version changed, by a comparison with the next older version that can be read. A version is compared
+ * with an empty document if no document existed before: after a `delete`, and for a `create`. `names` is null if no
+ * older version can be read. `entries` is the document of the version.
+ */
+export async function namesChangedBy (
+  { keyring, storageKey, work, pace }: Pick<ReadContext, 'keyring' | 'storageKey' | 'work' | 'pace'>, state: LevelState,
+  { id, action }: Pick<VersionContent, 'id' | 'action'>, entries: Entries,
+  load: (before: number, limit: PageLimit) => Promise<VersionContents>
+): Promise<{ older: VersionContent | null, names: Comparison | null }> {
+  const nothing = emptyEntries()
+  if (action === 'delete') return { older: null, names: compareEntries(entries, nothing) }
+  if (action === 'create') return { older: null, names: compareEntries(nothing, entries) }
+  const open = createOpener(keyring, storageKey, state)
+  for (let before = id, count = 0, isEnd = false; !isEnd && count < MAX_OLDER;) {
+    const page = await load(before, { versions: 2, bytes: PAGE.bytes })
+    isEnd = page.isEnd
+    for (const older of page.rows) {
+      const began = performance.now()
+      count++
+      before = older.id
+      if (older.action === 'delete') return { older: null, names: compareEntries(nothing, entries) }
+      work.done += workOfDocument(older.size_bytes)
+      const text = open(older)
+      const found = text === undefined ? undefined : readDocument(state.project.secret_format, text, undefined, work)
+      await pace(began)
+      if (found !== undefined) return { older, names: compareEntries(found, entries) }
+      // The document that the version changed began with a version that cannot be read.
+      if (older.action === 'create') return { older: null, names: null }
+    }
+  }
+  return { older: null, names: null }
+}
+
+/** Returns a function that decrypts versions; undefined for one under a key of the client. */
+function createOpener (keyring: Keyring, storageKey: KeyObject, state: LevelState) {
+  const { organization_id } = state
   // A level with versions has a document row, so `ownSecret` is defined.
   const secret = ownSecret(state)!
   const keys = new Map<number, KeyObject>()
+  return (version: VersionContent): string | undefined => {
+    const { sealed, key } = version
+    if (sealed === null) return undefined
+    let dataKey = keys.get(key.version)
+    if (dataKey === undefined) keys.set(key.version, dataKey = dataKeyOf(keyring, key))
+    // If a client managed the key before, the client may have stored any content under this key.
+    return openBlob(dataKey, openVersion(storageKey, organization_id, { version, secret, sealed }))?.toString('utf8')
+  }
+}
+
+function createReader (keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string, work: Work) {
+  const open = createOpener(keyring, storageKey, state)
   // Caches the last value, because consecutive versions often have the same content, for example after a key rotation.
   let last: { text: string, value: Value | typeof UNREADABLE } | undefined
 
   return (version: VersionContent): Value | typeof UNREADABLE => {
-    const { sealed, key } = version
-    if (sealed === null) return UNREADABLE
-    let dataKey = keys.get(key.version)
-    if (dataKey === undefined) keys.set(key.version, dataKey = dataKeyOf(keyring, key))
-    const content = openBlob(dataKey, openVersion(storageKey, organization_id, { version, secret, sealed }))
-    // If a client managed the key before, the client may have stored any content under this key.
-    if (content === undefined) return UNREADABLE
-    const text = content.toString('utf8')
+    const text = open(version)
+    if (text === undefined) return UNREADABLE
     if (last?.text === text) return last.value
-    const read = readValue(project.secret_format, text, name, work)
+    const read = readValue(state.project.secret_format, text, name, work)
     last = { text, value: read === undefined ? UNREADABLE : read.value }
     return last.value
   }

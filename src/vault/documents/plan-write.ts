@@ -2,7 +2,7 @@ import type { KeyObject } from 'node:crypto'
 import { ulid } from 'ulidx'
 import type { VersionAction } from '../../../schemas/versions.ts'
 import type { Counter } from '../../db/rows/counter.ts'
-import type { AuditEvent } from '../../repositories/audit/audit.ts'
+import { placeDetails, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { SecretWrite } from '../../repositories/secrets/secrets.ts'
 import { requireBytes } from '../../rules/billing.ts'
@@ -78,6 +78,7 @@ export function planOf (
     recorded_revision: version === null ? before?.recorded_revision ?? null : revision
   }
   const details = {
+    ...placeDetails(state),
     level,
     revision,
     key_version: context.key_version,

@@ -6,7 +6,7 @@ import { IntegrityError } from '../../crypto/at-rest.ts'
 import { openBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import { inStep, yieldToEventLoop } from '../../crypto/event-loop.ts'
-import type { AuditEvent } from '../../repositories/audit/audit.ts'
+import { placeDetails, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { activeKeyOf, placeOf, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
 import type { FullVersion } from '../../repositories/secrets/versions.ts'
@@ -138,13 +138,17 @@ export async function versionContents (
 export const charactersOf = (documents: Contents): number =>
   [...documents.values()].reduce((sum, { length }) => sum + length, 0)
 
+/** What an audit event of a read is about. */
+export type Subject = Pick<LevelState, 'level' | 'level_id' | 'project' | 'target' | 'environment'> |
+  { level: 'organization', level_id: string }
+
 /** The audit event for a read of documents of a level or an organization, and the bytes of their content. */
 export function eventOfReading (
-  { level, level_id }: { level: Level | 'organization', level_id: string },
-  visible: readonly Pick<SecretRow, 'id' | 'revision' | 'sealed'>[],
+  subject: Subject, visible: readonly Pick<SecretRow, 'id' | 'revision' | 'sealed'>[],
   action: 'secret.decrypt' | 'secret.names' | 'version.read', more: object = {}
 ): { event: AuditEvent, bytes: number } {
-  const details = { ...documentDetails(visible), ...more }
+  const { level, level_id } = subject
+  const details = { ...('project' in subject && placeDetails(subject)), ...documentDetails(visible), ...more }
   const bytes = visible.reduce((sum, { sealed }) => sum + (sealed?.length ?? 0), 0)
   return { event: { action, resource_type: level, resource_id: level_id, details }, bytes }
 }

@@ -1,6 +1,6 @@
 import type { EncryptionKeyAnswer, KeyDescriptor } from '../../../schemas/encryption-keys.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
-import type { AuditEvent } from '../../repositories/audit/audit.ts'
+import { placeDetails, type AuditEvent } from '../../repositories/audit/audit.ts'
 import type { KeyRow } from '../../repositories/keys/encryption-keys.ts'
 import { keyCheckOf, keyStringOf, saltOf } from './keys.ts'
 
@@ -43,5 +43,9 @@ export function revealKey (keyring: Keyring, key: KeyRow): EncryptionKeyAnswer {
 }
 
 /** The event of a key retrieval. It is recorded before the response is sent. */
-export const retrievalOf = ({ id, version }: KeyRow): AuditEvent =>
-  ({ action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(id), details: { version } })
+export const retrievalOf = ({ id, version }: KeyRow, project: { id: string, slug: string }): AuditEvent => ({
+  action: 'key.retrieve',
+  resource_type: 'encryption-key',
+  resource_id: String(id),
+  details: { ...placeDetails({ project }), version }
+})

@@ -4,7 +4,7 @@ import { openBlob, sealBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import type { Counter } from '../../db/rows/counter.ts'
 import type { Db } from '../../db/database.ts'
-import type { AuditEvent } from '../../repositories/audit/audit.ts'
+import { placeDetails, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { findActiveKeyOf, type KeyState } from '../../repositories/keys/encryption-keys.ts'
 import {
   countWaiting, findLeft, findWaiting, finishReEncryption, growHistories, listOldestWaiting, listWaiting, moveVersions,
@@ -173,8 +173,12 @@ function sealed (
   return { id, sealed: sealVersion(storageKey, context, id, revision, blob), size_bytes: sizeOf(blob) }
 }
 
-const reEncryptionOf = ({ id }: KeyState, details: AuditEvent['details']): AuditEvent =>
-  ({ action: 'history.re_encrypt', resource_type: 'project', resource_id: id, details })
+const reEncryptionOf = (project: KeyState, details: AuditEvent['details']): AuditEvent => ({
+  action: 'history.re_encrypt',
+  resource_type: 'project',
+  resource_id: project.id,
+  details: { ...placeDetails({ project }), ...details }
+})
 
 // The first versions whose total size is at most `most` bytes, but at least one version.
 function fitting<V extends { size_bytes: number }> (versions: readonly V[], most: number): V[] {

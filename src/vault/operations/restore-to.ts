@@ -3,7 +3,7 @@ import { openBlob } from '../../crypto/blob.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import type { Counter } from '../../db/rows/counter.ts'
 import type { Db } from '../../db/database.ts'
-import { eventOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
+import { eventOf, placeDetails, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { findActiveKeyOf, type KeyRow, type KeyState } from '../../repositories/keys/encryption-keys.ts'
 import { listChangedLevels, type ChangedLevel } from '../../repositories/secrets/point-in-time.ts'
 import { activeKeyOf } from '../../repositories/levels/levels.ts'
@@ -74,7 +74,13 @@ export function restorationOf (
       await countDocuments(db, project, gainedBy(changed))
       first_version = ids.first_version
     }
-    const details = { at: at.toISOString(), restored: restored.length, emptied: toEmpty.length, first_version }
+    const details = {
+      ...placeDetails({ project }),
+      at: at.toISOString(),
+      restored: restored.length,
+      emptied: toEmpty.length,
+      first_version
+    }
     const event = { ...eventOf('project.restore', project.id, details), growth }
     return { restored: restored.length, emptied: toEmpty.length, unreadable, event }
   }

@@ -7,7 +7,7 @@ import type { Keyring } from '../../crypto/keyring.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import type { Counter } from '../../db/rows/counter.ts'
 import type { Db } from '../../db/database.ts'
-import { eventOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
+import { eventOf, placeDetails, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { findStoredBytes } from '../../repositories/billing/plans.ts'
 import {
   findActiveKeyOf, type KeyRow, type KeyState, type NewKey, replaceActiveKey
@@ -110,6 +110,7 @@ export function rotationOf (keyring: Keyring, organization: Organization, actor:
     const ids = takeVersionIds(counter, documents.length)
     await recordDocuments({ db, actor, project: under, storageKey }, documents, ids, () => ({ action: 'rotate' }))
     const details = {
+      ...placeDetails({ project }),
       managed: key.managed,
       from: project.key_version,
       to: key.version,

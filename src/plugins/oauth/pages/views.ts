@@ -576,7 +576,8 @@ const ROLE_NAMES: Record<Role, string> = {
   member: 'member',
   auditor: 'auditor',
   billing_manager: 'billing manager',
-  api_user: 'API user'
+  api_user: 'API user',
+  guest: 'guest'
 }
 
 const organizationsOf = (memberships: readonly Membership[], none: string): Html => memberships.length === 0

@@ -1,0 +1,6 @@
+DROP INDEX CONCURRENTLY IF EXISTS "audit_events_by_project";--> statement-breakpoint
+CREATE INDEX CONCURRENTLY "audit_events_by_project" ON "audit_events" USING btree ("organization_id",("details" ->> 'project_id'),"action","occurred_at","seq","actor_type","actor_id") WHERE ("audit_events"."details" ->> 'project_id') is not null;--> statement-breakpoint
+DROP INDEX CONCURRENTLY IF EXISTS "audit_events_by_target";--> statement-breakpoint
+CREATE INDEX CONCURRENTLY "audit_events_by_target" ON "audit_events" USING btree ("organization_id",("details" ->> 'target_id'),"action","occurred_at","seq","actor_type","actor_id") WHERE ("audit_events"."details" ->> 'target_id') is not null;--> statement-breakpoint
+DROP INDEX CONCURRENTLY IF EXISTS "audit_events_by_environment";--> statement-breakpoint
+CREATE INDEX CONCURRENTLY "audit_events_by_environment" ON "audit_events" USING btree ("organization_id",("details" ->> 'environment_id'),"action","occurred_at","seq","actor_type","actor_id") WHERE ("audit_events"."details" ->> 'environment_id') is not null;

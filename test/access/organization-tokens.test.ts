@@ -1,0 +1,179 @@
+// runs: both databases
+import t from 'tap'
+import { CONSOLE_CLIENT } from '../../schemas/console.ts'
+import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
+import type { Role } from '../../schemas/users.ts'
+import { hashToken, mintCredential } from '../../src/crypto/bearer.ts'
+import { createGrant, createPair } from '../../src/repositories/people/oauth.ts'
+import { scopesOfRole } from '../../src/rules/roles.ts'
+import { callWith, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { callAs, makePerson, type Person } from '../helpers/people.ts'
+import { startMailServer } from '../helpers/smtp.ts'
+import { until } from '../helpers/until.ts'
+
+// API tokens that belong to the organization, and tokens that end soon.
+
+const mail = await startMailServer(t)
+const service = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
+await service.app.listen({ host: '127.0.0.1', port: 0 })
+
+type Call = Caller['call']
+const failing = ({ status, body }: Answer) => [status, body?.error]
+const inDays = (days: number) => new Date(Date.now() + days * 24 * 60 * 60 * 1000)
+
+/** Sends requests for a person with a token of the console. */
+async function inConsole (person: Person, scopes: readonly Scope[] = SCOPE_NAMES): Promise<Call> {
+  const [access, refresh] = [mintCredential('at'), mintCredential('rt')]
+  const grant = await createGrant(service.database.db, {
+    user_id: person.id, client_id: CONSOLE_CLIENT, scopes: [...scopes]
+  })
+  await createPair(service.database.db, {
+    grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(refresh), scopes: [...scopes]
+  })
+  return callWith(service, access)
+}
+
+async function nimbus (role: Role = 'administrator') {
+  const { organization: o, call } = await service.organization()
+  const [owner, maker] = [await makePerson(service, { [o]: 'owner' }), await makePerson(service, { [o]: role })]
+  const path = `/organizations/${o}/api-keys`
+  const make = async (by: Call, more: object = {}) =>
+    by('POST', path, { name: 'CI', abilities: ['organization:read'], owner: 'organization', ...more })
+  const made = async (by: Call, more: object = {}) => {
+    const answer = await make(by, more)
+    if (answer.status !== 201) throw new Error(answer.text)
+    const { token, api_key } = answer.body as { token: string, api_key: { id: string, expires_at: string | null } }
+    return { ...api_key, call: callWith(service, token) }
+  }
+  const list = async (query: string): Promise<string[]> => {
+    const answer = await call('GET', `${path}?${query}`)
+    if (answer.status !== 200) throw new Error(answer.text)
+    return answer.body.data.map(({ id }: { id: string }) => id)
+  }
+  return { o, call, owner, maker, path, make, made, list, works: async (by: Call) => (await by('GET', `/organizations/${o}`)).status }
+}
+
+t.test('a token of the organization outlives the membership, the grant and the account of its maker', async (t) => {
+  const { o, call, maker, made, path, works } = await nimbus()
+  const byMaker = await inConsole(maker)
+  const [its, own] = [await made(byMaker), await made(byMaker, { owner: undefined })]
+  t.match((await call('GET', `${path}/${its.id}`)).body.data, {
+    owner: 'organization', expires_at: null, created_by: { type: 'user', id: maker.id }
+  })
+  t.match((await call('GET', `${path}/${own.id}`)).body.data, { owner: 'user', created_by: { id: maker.id } })
+  t.ok(own.expires_at, 'the token of a person ends with the grant')
+  t.equal((await call('DELETE', `/organizations/${o}/members/${maker.id}`)).status, 204)
+  t.strictSame([await works(its.call), await works(own.call)], [200, 401])
+  const [{ details } = { details: {} }] = await service.sql(`SELECT details FROM audit_events
+    WHERE organization_id = '${o}' AND action = 'api-token.create' AND resource_id = '${its.id}'`)
+  t.match(details, { owner: 'organization' })
+})
+
+t.test('only a token of the console, or of the organization, makes tokens of the organization', async (t) => {
+  const { o, call, maker, make, made, path } = await nimbus()
+  const byApplication = await callAs(service, maker)
+  const refused = await make(byApplication)
+  t.strictSame([...failing(refused), Object.keys(refused.body.errors)], [422, 'validation_failed', ['owner']])
+  const own = (await byApplication('POST', path, { name: 'Own', abilities: ['api-token:create', 'organization:read'] })).body
+  t.strictSame(failing(await make(callWith(service, own.token))), [422, 'validation_failed'], 'a token of a person')
+  t.equal((await made(call)).expires_at, null, 'a token of the organization')
+  t.strictSame(failing(await make(await inConsole(maker), { owner: 'user' })), [422, 'validation_failed'])
+  t.strictSame(failing(await make(await inConsole(maker, ['organization:read']))), [403, 'insufficient_permissions'])
+  t.ok(o)
+})
+
+t.test('a token of the organization has at most what its maker has, and ends when it is said to', async (t) => {
+  const { o, maker, make, made } = await nimbus()
+  const byMaker = await inConsole(maker)
+  t.strictSame(failing(await make(byMaker, { abilities: ['*'] })), [403, 'insufficient_permissions'])
+  t.strictSame(failing(await make(byMaker, { abilities: ['billing:read'] })), [403, 'insufficient_permissions'])
+  t.ok(await made(byMaker, { abilities: scopesOfRole('administrator') }))
+  const end = inDays(400).toISOString()
+  t.equal((await made(byMaker, { expires_at: end })).expires_at, end, 'also later than the grant of the console')
+
+  const limited = await service.token(o, ['api-token:create', 'organization:read'], { expires_at: inDays(1) })
+  t.strictSame(failing(await make(limited.call, { expires_at: null })), [403, 'insufficient_permissions'])
+  t.ok((await made(limited.call)).expires_at! <= inDays(1).toISOString(), 'a token does not outlive the token that makes it')
+})
+
+t.test('a token of the organization stays one through a rotation in the console', async (t) => {
+  const { o, call, owner, maker, made, path, works } = await nimbus()
+  const its = await made(await inConsole(maker))
+  const byOwner = await inConsole(owner)
+  const rotate = `${path}/${its.id}/rotate`
+  t.strictSame(failing(await (await callAs(service, owner))('POST', rotate, {})), [403, 'insufficient_permissions'],
+    'an application with an end does not get a token without one')
+  const rotated = await byOwner('POST', rotate, { overlap_seconds: 60 })
+  t.equal(rotated.status, 200)
+  t.match(rotated.body.api_key, { owner: 'organization', expires_at: null, created_by: { type: 'user', id: owner.id } })
+  t.equal(await works(its.call), 200, 'the former value stays valid')
+  t.equal((await byOwner('PUT', `${path}/${its.id}`, { expires_at: inDays(500).toISOString() })).status, 200)
+  t.equal((await call('DELETE', `/organizations/${o}/members/${maker.id}`)).status, 204)
+  t.equal(await works(callWith(service, rotated.body.token)), 200)
+
+  const limited = await made(await inConsole(owner), { expires_at: inDays(1).toISOString() })
+  const moved = await (await callAs(service, owner))('POST', `${path}/${limited.id}/rotate`, {})
+  t.match(moved.body.api_key, { owner: 'user', created_by: { id: owner.id } }, 'an application takes the token over')
+})
+
+t.test('the list tells tokens by owner, creator and end', async (t) => {
+  const { o, call, owner, maker, made, list, path } = await nimbus()
+  const [byOwner, byMaker] = [await inConsole(owner), await inConsole(maker)]
+  const first = (await list(''))[0]!
+  const one = await made(byMaker, { name: 'One' })
+  const two = await made(byMaker, { name: 'Two', owner: undefined, expires_at: inDays(3).toISOString() })
+  const three = await made(byOwner, { name: 'Three', expires_at: inDays(13).toISOString() })
+  const four = await made(call, { name: 'Four', expires_at: inDays(15).toISOString() })
+  t.strictSame(await list('owner=organization'), [four.id, three.id, one.id, first])
+  t.strictSame(await list('owner=user'), [two.id])
+  t.strictSame(await list(`created_by=user:${maker.id}`), [two.id, one.id])
+  t.strictSame(await list(`created_by=user:${maker.id}&owner=organization`), [one.id])
+  t.strictSame(await list(`created_by=api_token:${first}`), [four.id])
+  t.strictSame(await list('ending=true'), [three.id, two.id])
+  t.strictSame(await list('ending=false&sort=name&search=t'), [first, three.id, two.id])
+  t.equal((await call('GET', `${path}?ending=1&per_page=1`)).body.meta.total, 2)
+  for (const query of ['owner=me', 'created_by=17', 'created_by=operator', 'ending=soon', 'owner=']) {
+    t.strictSame(failing(await call('GET', `${path}?${query}`)), [422, 'validation_failed'], query)
+  }
+
+  // Who is demoted or removed: the event counts the tokens that stay.
+  const details = async (action: string) => (await service.sql(`SELECT details FROM audit_events
+    WHERE organization_id = '${o}' AND action = '${action}' ORDER BY seq DESC LIMIT 1`))[0]!.details
+  t.equal((await call('PATCH', `/organizations/${o}/members/${maker.id}`, { role: 'member' })).status, 200)
+  t.strictSame(await details('member.update'), { from: 'administrator', to: 'member', organization_tokens: 1 })
+  t.equal((await call('DELETE', `/organizations/${o}/members/${maker.id}`)).status, 204)
+  t.match(await details('member.delete'), { role: 'member', organization_tokens: 1 })
+  t.strictSame(await list(`created_by=user:${maker.id}&owner=organization`), [one.id], 'the list still has them')
+})
+
+t.test('the owners get one mail about each token that ends within 14 days, and one more for another end', async (t) => {
+  const { o, call, owner, maker, made, path } = await nimbus()
+  const second = await makePerson(service, { [o]: 'owner' })
+  await service.write(`UPDATE users SET is_verified = true WHERE id IN (${owner.id}, ${second.id})`)
+  const make = async (name: string, days: number, age = 30) => {
+    const { id } = await made(await inConsole(maker), { name, expires_at: inDays(days).toISOString() })
+    await service.sql(`UPDATE api_tokens SET created_at = now() - interval '${age} days' WHERE id = ${id}`)
+    return id
+  }
+  const soon = await make('Deploy', 10)
+  await make('Later', 20)
+  await make('Made for a week', 7, 0)
+  const about = () => mail.mails.filter(({ to }) => [owner.email, second.email].includes(to[0]!))
+    .map(({ to, text }) => `${to[0]!} ${/API token "(.*?)"/.exec(text)?.[1] ?? ''}`).sort()
+  const both = [owner, second].map(({ email }) => `${email} Deploy`).sort()
+  service.app.endingTokens.wake()
+  await until(async () => about().length >= 2)
+  await service.app.endingTokens.stop()
+  t.strictSame(about(), both)
+  t.match(mail.mails.find(({ to }) => to[0] === owner.email)!.text, /ends on \d{4}-\d\d-\d\d at \d\d:\d\d UTC/)
+  t.notOk(mail.mails.some(({ to }) => to[0] === maker.email), 'the maker is no owner')
+
+  const again = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
+  await again.app.listen({ host: '127.0.0.1', port: 0 })
+  await call('PUT', `${path}/${soon}`, { expires_at: inDays(11).toISOString() })
+  again.app.endingTokens.wake()
+  await until(async () => about().length >= 4)
+  again.app.endingTokens.wake()
+  await again.app.endingTokens.stop()
+  t.strictSame(about(), [...both, ...both].sort())
+})
