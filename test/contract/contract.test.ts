@@ -14,6 +14,7 @@ import * as tables from '../../src/db/tables.ts'
 import { serializerOf } from '../../src/http/responses/serialization.ts'
 import { validatorOf } from '../../src/http/bodies/validation.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
+import { JOINING } from '../../src/vault/memberships.ts'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
 import { startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { answersOf, codesIn, type Documented } from '../helpers/contract.ts'
@@ -704,7 +705,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
     const own = row.byPerson ? answer.body?.data?.id ?? mine.ids.inviter : o
     const where = own === o || own === mine.ids.inviter
       ? `organization_id = '${own}' AND seq > ${seq}`
-      : `organization_id = '${own}' AND action <> 'invitation.create'`
+      : `organization_id = '${own}' AND action NOT IN ('invitation.create', 'project.create')`
     const since = async () => (await service.sql(
       `SELECT action FROM audit_events WHERE ${where} ORDER BY seq`
     )).map(({ action }) => action)
@@ -713,10 +714,10 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
     const plain = row.reveals !== undefined && needed === 'secret:read' && also === undefined
     const declared = published.find(({ operation }) => operation.operationId === id)!.operation['x-audit-events'] ?? []
     // Deleting a level also ends tokens and roles that are restricted to it. Each records an event in addition to the
-    // level's event.
-    const endings: unknown[] = ['api-token.delete', 'team-project.delete']
+    // level's event. Accepting an invitation to a place also makes a team.
+    const further: unknown[] = id === 'acceptInvitation' ? JOINING.slice(1) : ['api-token.delete', 'team-project.delete']
     const isEnding = id === 'deleteApiToken' || id === 'removeTeamProject'
-    const counted = changes && !isEnding ? events.filter((event) => !endings.includes(event)) : events
+    const counted = changes && !isEnding ? events.filter((event) => !further.includes(event)) : events
     t.equal(counted.length, declared.length > 0 && !plain ? 1 : 0, `${id} leaves ${events.join()}`)
     if (changes) t.equal(counted.length, 1, `${id} changes something`)
     for (const { query = row.query, body, headers } of row.reveals ?? []) {

@@ -936,8 +936,9 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
   const team = await makeTeam(service, o, [member], { [names.project]: 'api_user' })
   const person = await makePerson(service)
   const [accepted, declined] = [await service.organization(), await service.organization()]
-  const invite = async (by: Caller, email: string): Promise<string> => {
-    const invited = await by.call('POST', `/organizations/${by.organization}/members`, { email, role: 'api_user' })
+  await accepted.call('POST', `/${accepted.organization}/projects`, { name: 'Orbit', slug: 'orbit' })
+  const invite = async (by: Caller, email: string, more: object = { role: 'api_user' }): Promise<string> => {
+    const invited = await by.call('POST', `/organizations/${by.organization}/members`, { email, ...more })
     if (invited.status !== 201) throw new Error(invited.text)
     return invited.body.data.id
   }
@@ -954,7 +955,9 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
       organization: o,
       member: String(member.id),
       invitation: await invite(caller, `invited-${randomBytes(4).toString('hex')}@nimbus.example`),
-      accepted: await invite(accepted, person.email),
+      accepted: await invite(accepted, person.email, {
+        role: 'guest', place: { project: 'orbit' }, place_role: 'member'
+      }),
       declined: await invite(declined, person.email),
       inviter: declined.organization,
       team,

@@ -43,7 +43,7 @@ const FLOORS: Record<string, Floor> = {
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
   // Begins the transactions that change data.
   'src/changes': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['drizzle-orm', 'type node:crypto'] },
-  'src/jobs': { house: [...UP_TO_REPOSITORIES, 'src/vault', 'src/changes'], packages: [] },
+  'src/jobs': { house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/changes'], packages: [] },
   'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault', 'src/changes', 'src/jobs/background.ts'], packages: ['ulidx'] },
   'src/http': {
     house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/version.ts'],

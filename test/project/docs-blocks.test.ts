@@ -26,7 +26,7 @@ const BLOCKS: Record<string, readonly string[]> = {
     'project/tour', 'a picture'
   ],
   'CONTRIBUTING.md': ['the commands of README.md', 'project/recipe'],
-  'docs/access.md': Array(5).fill('project/tour'),
+  'docs/access.md': Array(6).fill('project/tour'),
   'docs/cli.md': ['client/client-doc', 'client/client-doc'],
   'docs/encryption.md': ['project/tour', 'keys/encryption-doc', 'keys/encryption-doc'],
   'docs/oauth.md': [
