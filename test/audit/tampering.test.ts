@@ -1139,7 +1139,7 @@ function valuesFor (column: { dataType: string, notNull: boolean, name: string }
   // Only existing grants, because with an unknown id the service would not find the row.
   if (name === 'grant_id') return [String(mine.grant), String(theirs.grant)]
   if (dataType === 'number') return [`coalesce(${name}, 0) + 1`]
-  if (dataType === 'boolean') return [`NOT ${name}`]
+  if (dataType === 'boolean') return [`NOT coalesce(${name}, false)`]
   if (dataType === 'json') {
     return ['\'[]\'::jsonb', '\'[{"project_id":"x","target_id":null,"environment_id":null}]\'::jsonb']
   }
@@ -1272,7 +1272,8 @@ for (const table of NAMES) {
       }
     }
     // All columns of another subject with its MAC, except the columns that the service uses to find the row.
-    const copied = [...fields.filter((field) => !finds.includes(field)), 'mac']
+    const differs = (field: string) => JSON.stringify(subject[field]) !== JSON.stringify(somebody[field])
+    const copied = [...fields.filter((field) => !finds.includes(field) && differs(field)), 'mac']
     for (const set of copied.length > 1 ? [copied, ['mac']] : [copied]) {
       wrong.push(...await manipulate(
         table, `${set.join(', ')} of another`,

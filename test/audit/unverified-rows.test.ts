@@ -172,11 +172,12 @@ function changesOf (column: PgColumn & { length?: number }, now: unknown): Chang
   const found: Change[] = []
   const unique = (shown: string, value = `'${shown}'`) => found.push({ value, shown, isUnique: true })
   const word = (shown: string, value: string) => found.push({ value, shown, isUnique: false })
-  if (dataType === 'boolean') word(`"${name}":${String(now !== true)}`, `NOT ${name}`)
+  if (dataType === 'boolean') word(`"${name}":${String(now !== true)}`, `NOT coalesce(${name}, false)`)
   else if (dataType === 'number') unique(String(1_900_000_000 + changes), String(1_900_000_000 + changes))
   else if (dataType === 'date') unique(`2031-02-03T04:05:06.${String(changes).padStart(3, '0')}Z`)
   else if (dataType === 'array') word('"organization:delete"', "ARRAY['organization:delete']")
   else if (name === 'slices') word(`"${ids.otherProject!}"`, `'${JSON.stringify([sliceOf('project')])}'`)
+  else if (name === 'place') word(`"${ids.otherProject!}"`, `'${JSON.stringify(sliceOf('project'))}'`)
   else if (name === 'event') unique(ULID(), `replace(${name}::text, '"late"', '"${ULID()}"')::jsonb`)
   else if (name === 'details') unique(ULID(), `'{"attempts":"${ULID()}"}'`)
   else if (dataType === 'custom') unique(hashToken(String(changes)).toString('hex'), `sha256('${changes}')`)

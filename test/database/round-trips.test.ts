@@ -104,7 +104,7 @@ const STATEMENTS: Record<string, number> = {
   sendInvitation: 11,
   withdrawInvitation: 7,
   listOwnInvitations: 3,
-  acceptInvitation: 36,
+  acceptInvitation: 35,
   declineInvitation: 12,
   updateMember: 14,
   putMember: 14,
