@@ -2,7 +2,7 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
-import { earlier, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, earlier, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
 // Comparisons of two versions, two levels or two times.
@@ -386,7 +386,7 @@ t.test('a comparison is recorded for each level that it opens: as names, or with
   t.equal((await events()).length, before.length, 'a refusal reveals nothing')
 
   function events () {
-    return test.sql(`SELECT action, resource_type, details FROM audit_events WHERE organization_id = '${org}'
+    return test.sql(`SELECT action, resource_type, ${DETAILS} FROM audit_events WHERE organization_id = '${org}'
       AND action IN ('secret.names', 'secret.decrypt', 'version.read') ORDER BY seq`)
   }
 })

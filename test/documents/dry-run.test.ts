@@ -1,7 +1,7 @@
 // runs: one database, embedded
 import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
-import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
@@ -400,7 +400,7 @@ function store (
 
 interface Event { action: string, resource_type: string, details: Record<string, string> }
 
-const eventsOf = async ({ organization }: Caller) => [...await test.sql(`SELECT action, resource_type, details
+const eventsOf = async ({ organization }: Caller) => [...await test.sql(`SELECT action, resource_type, ${DETAILS}
   FROM audit_events WHERE organization_id = '${organization}' AND action IN ('secret.names', 'secret.decrypt')
   ORDER BY seq`)] as unknown as Event[]
 

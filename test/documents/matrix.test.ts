@@ -2,7 +2,7 @@
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
@@ -511,7 +511,7 @@ function rowsIn ({ status, body, text }: Answer): Record<string, string> {
 
 interface Event { action: string, resource_type: string, resource_id: string, details: Record<'secrets' | 'revisions', string> }
 
-const eventsOf = async ({ organization }: Caller) => [...await test.sql(`SELECT action, resource_type, resource_id, details
+const eventsOf = async ({ organization }: Caller) => [...await test.sql(`SELECT action, resource_type, resource_id, ${DETAILS}
   FROM audit_events WHERE organization_id = '${organization}' AND action IN ('secret.names', 'secret.decrypt')
   ORDER BY seq`)] as unknown as Event[]
 

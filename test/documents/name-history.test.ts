@@ -3,7 +3,7 @@ import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
 import { random } from '../../src/crypto/primitives.ts'
 import { MAX_OPENED_VERSIONS } from '../../schemas/names.ts'
-import { earlier, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, earlier, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
 // The versions of a document that changed a certain name.
@@ -202,7 +202,7 @@ t.test('the history needs secret:read, secret:decrypt and secret:history, at a l
 t.test('each request is recorded once, with its versions: as a listing of names, or with values as a read', async (t) => {
   const at = await makeLevel(owner, { slug: 'recorded' })
   const ids = [await store(at, 'A=1'), await store(at, 'A=2')].map(Number)
-  const events = () => test.sql(`SELECT action, resource_type, details FROM audit_events
+  const events = () => test.sql(`SELECT action, resource_type, ${DETAILS} FROM audit_events
     WHERE organization_id = '${org}' AND action IN ('secret.names', 'secret.decrypt') ORDER BY seq`)
   const before = await events()
   await history(at, 'A')
@@ -245,7 +245,7 @@ t.test('a request opens at most 500 versions; at the border of two requests no c
   t.strictSame(listed, ids.sort((a, b) => b - a))
   t.equal(values.size, count)
   t.strictSame(sizes, [499, 499, 12])
-  const events = await test.sql(`SELECT details FROM audit_events WHERE organization_id = '${org}'
+  const events = await test.sql(`SELECT ${DETAILS} FROM audit_events WHERE organization_id = '${org}'
     AND action = 'secret.decrypt' ORDER BY seq DESC LIMIT 3`)
   t.strictSame(events.map(({ details }: any) => details.versions), [12, 500, 500])
   t.match(events[0], { details: { first } })

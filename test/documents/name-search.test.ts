@@ -1,7 +1,7 @@
 // runs: one database, embedded
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
@@ -341,7 +341,7 @@ async function fill (
   for (let i = 0; i < count; i += together) await Promise.all(numbers.slice(i, i + together).map(storeOne))
 }
 
-const eventsOf = async ({ organization }: Caller) => await test.sql(`SELECT resource_type, resource_id, details
+const eventsOf = async ({ organization }: Caller) => await test.sql(`SELECT resource_type, resource_id, ${DETAILS}
   FROM audit_events WHERE organization_id = '${organization}' AND action = 'secret.names' ORDER BY seq`) as
   { resource_type: string, resource_id: string, details: Record<'secrets' | 'revisions', string> }[]
 

@@ -3,7 +3,7 @@ import { execFileSync } from 'node:child_process'
 import t, { type Test } from 'tap'
 import { parse } from 'yaml'
 import { READ_TYPE } from '../../schemas/secrets.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
 // Reads of names and values: the data that a process or a person needs from the documents of a level.
@@ -269,7 +269,7 @@ t.test('a listing of names is recorded as one, and decrypts only the documents t
     const [{ id }] = await test.sql(`SELECT e.id FROM environments e JOIN projects p
       ON p.organization_id = e.organization_id AND p.id = e.project_id
       WHERE p.organization_id = '${org}' AND p.slug = 'listed'`) as [{ id: string }]
-    return test.sql(`SELECT details FROM audit_events WHERE organization_id = '${org}' AND action = 'secret.names'
+    return test.sql(`SELECT ${DETAILS} FROM audit_events WHERE organization_id = '${org}' AND action = 'secret.names'
       AND resource_type = 'environment' AND resource_id = '${id}' ORDER BY seq`)
   }
 })
@@ -298,7 +298,7 @@ async function storeAll ({ project, target, environment }: { project: string, ta
   return ids
 }
 
-const decryptions = () => test.sql(`SELECT resource_type, details FROM audit_events
+const decryptions = () => test.sql(`SELECT resource_type, ${DETAILS} FROM audit_events
   WHERE organization_id = '${org}' AND action = 'secret.decrypt' ORDER BY seq`)
 
 function refused (t: Test, answer: Answer, status: number, code: string) {

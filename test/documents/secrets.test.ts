@@ -7,7 +7,7 @@ import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { writeInSteps } from '../../src/http/responses/large-responses.ts'
 import type { DocumentFormat } from '../../src/rules/documents/entries.ts'
 import { documentError } from '../../src/rules/documents/read.ts'
-import { isUnchanged, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, isUnchanged, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
 // This file has its own database, because it removes a constraint of a table.
@@ -670,7 +670,7 @@ t.test('TI-38: delete with no_backup needs confirmed true and secret:purge, and 
     'another level keeps its document'
   )
   const [event] = await test.sql(
-    "SELECT details FROM audit_events WHERE action = 'secret.delete' AND details->>'purged' IS NOT NULL"
+    `SELECT ${DETAILS} FROM audit_events WHERE action = 'secret.delete' AND details->>'purged' IS NOT NULL`
   )
   t.same(event?.details, { level: 'environment', purged: 2 })
   await store({ ...at, plaintext: 'A=3' })

@@ -45,6 +45,10 @@ export const earlier = (column: string, by: string): string =>
 /** The view of the sessions on the server, or on all nodes of the cluster. */
 export const ACTIVITY = ON_CITUS ? 'citus_stat_activity' : 'pg_stat_activity'
 
+/** SQL: the details of an event without its levels, which test/audit/place-events.test.ts checks for all events. */
+export const DETAILS =
+  "details - '{project_id,project,target_id,target,environment_id,environment}'::text[] AS details"
+
 export interface Caller {
   token: string
   organization: string

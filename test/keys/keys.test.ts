@@ -6,7 +6,7 @@ import { deriveDataKey, makeProof } from '../../src/crypto/key-proof.ts'
 import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { encryption_keys } from '../../src/db/tables.ts'
 import { makeServerKey, registerClientKey } from '../../src/vault/keys/keys.ts'
-import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { clientKey } from '../helpers/client.ts'
 
@@ -44,7 +44,7 @@ t.test('CR-28: the key of a server-managed project is told with its salt and ite
   t.strictSame(JSON.parse(content), { key: fields }, 'the same members as JSON in a string; version is a number')
 
   const [event] = await test.sql(
-    `SELECT resource_type, resource_id, details FROM audit_events WHERE organization_id = '${org}' ORDER BY seq DESC LIMIT 1`
+    `SELECT resource_type, resource_id, ${DETAILS} FROM audit_events WHERE organization_id = '${org}' ORDER BY seq DESC LIMIT 1`
   )
   t.strictSame(event, { resource_type: 'encryption-key', resource_id: body.data.id, details: { version: 1 } })
 })
@@ -127,7 +127,7 @@ t.test('CR-23: the history lists the active key first, then newest first; old cl
   t.strictSame(page.meta, { current_page: 2, per_page: 1, total: 3, last_page: 3, from: 2, to: 2 })
   t.equal((await owner.call('GET', `/${org}/rotated/encryption-key`)).body.data.attributes.version, 3)
   const events = await test.sql(
-    `SELECT details FROM audit_events WHERE resource_id = '${id}' AND action = 'key.retrieve' ORDER BY seq`
+    `SELECT ${DETAILS} FROM audit_events WHERE resource_id = '${id}' AND action = 'key.retrieve' ORDER BY seq`
   )
   t.strictSame(
     events.map(({ details }) => details), [{ keys: 3 }, { keys: 1 }], 'every answer with a key_check is audited'

@@ -15,7 +15,7 @@ import { checkHashOf } from '../../src/vault/keys/keys.ts'
 import { provesAnyKey } from '../../src/vault/keys/proofs.ts'
 import { endReEncryption, type Left } from '../../src/vault/operations/re-encryption.ts'
 import { createHistoryWorker } from '../../src/jobs/history.ts'
-import { makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { QUICK, SLOW } from '../helpers/costs.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { patiently } from '../helpers/traffic.ts'
@@ -52,7 +52,7 @@ const versionsOf = async (at: At) => (await call(
 )).body.data as { id: string, attributes: { action: string, key_version: string } }[]
 const triple = ({ registration: { storage_mode: _, ...rest } }: ClientKey) => rest
 const lastEvent = async () => (await test.sql(
-  `SELECT action, resource_id, actor_type, details FROM audit_events WHERE organization_id = '${org}' ORDER BY seq DESC LIMIT 1`
+  `SELECT action, resource_id, actor_type, ${DETAILS} FROM audit_events WHERE organization_id = '${org}' ORDER BY seq DESC LIMIT 1`
 ))[0] as { action: string, details: Record<string, unknown> }
 
 /** All rows of the project, to check that none of them has changed. */
@@ -176,7 +176,7 @@ t.test('a rotation answers the new key, and every current document is under it, 
   )
   t.equal((await history(at)).re_encryption, null, 'the history stays where it is')
   const events = await test.sql(
-    `SELECT details FROM audit_events WHERE action = 'key.rotate' AND organization_id = '${org}'`
+    `SELECT ${DETAILS} FROM audit_events WHERE action = 'key.rotate' AND organization_id = '${org}'`
   )
   t.strictSame(
     events.map(({ details }) => details),
@@ -284,7 +284,7 @@ t.test('re_encrypt moves the history to the new key in the background; restores 
       attributes: { key_version: _, encryption_key_version: __, ...rest }
     }: any) => rest), 'and what made them, when, by whom')
   const events = await test.sql(
-    `SELECT actor_type, details FROM audit_events WHERE action = 'history.re_encrypt' AND organization_id = '${org}'`
+    `SELECT actor_type, ${DETAILS} FROM audit_events WHERE action = 'history.re_encrypt' AND organization_id = '${org}'`
   )
   t.same(events, [{ actor_type: 'system', details: { key_version: 2, versions: 64, unreadable: 0 } }])
   await logged((line) => line.includes('history re-encrypted') && line.includes('"moved":64'))
@@ -519,7 +519,7 @@ t.test('CR-24: a proof that opens the content is refused at rotation and re-encr
     secrets: [{ id: stored.body.data.secret_id, content: sealBlob(revealing.dataKey, 'A=1') }], ...triple(revealing)
   })
   t.equal(answer.status, 200)
-  const [event] = await permissive.sql("SELECT details FROM audit_events WHERE action = 'key.rotate'")
+  const [event] = await permissive.sql(`SELECT ${DETAILS} FROM audit_events WHERE action = 'key.rotate'`)
   t.equal((event!.details as any).key_proof_reveals_key, true)
 })
 

@@ -1,7 +1,7 @@
 // runs: one database
 import t from 'tap'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
-import { makeLevel, startApp, uniqueSlug, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, makeLevel, startApp, uniqueSlug, type Answer, type Caller } from '../helpers/app.ts'
 import { miscounted } from '../helpers/traffic.ts'
 
 const service = await startApp(t)
@@ -532,7 +532,7 @@ t.test('a delete takes everything below it, documents and history included, and 
     t.equal((await caller.call('POST', `${history}/${newest.id}/restore`)).status, 404)
     const own = `organization_id = '${caller.organization}'`
     t.same(
-      [...await service.sql(`SELECT details FROM audit_events WHERE ${own} AND action = '${event}'`)],
+      [...await service.sql(`SELECT ${DETAILS} FROM audit_events WHERE ${own} AND action = '${event}'`)],
       [{ details: counts }]
     )
     const [left] = await service.sql(`SELECT (SELECT count(*)::int FROM secrets WHERE ${own}) AS secrets, (SELECT count(*)::int FROM secret_versions WHERE ${own}) AS versions,

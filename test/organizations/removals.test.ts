@@ -16,7 +16,7 @@ import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { PIECE } from '../../src/db/callers/expired.ts'
 import type { Background } from '../../src/jobs/background.ts'
 import { createRemovalWorker } from '../../src/jobs/cleanup.ts'
-import { freshDatabase, makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
+import { DETAILS, freshDatabase, makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { onEachNode } from '../helpers/citus.ts'
 import { clientKey } from '../helpers/client.ts'
 import { QUICK } from '../helpers/costs.ts'
@@ -159,7 +159,7 @@ for (const [name, way] of Object.entries(ways)) {
     t.equal(answer.status, isPurge ? 200 : 204, answer.text)
     if (isPurge) t.strictSame(answer.body.data, { purged_count: VERSIONS })
     const [event] = await service.sql(
-      `SELECT details FROM audit_events WHERE organization_id = '${owner.organization}' ORDER BY seq DESC LIMIT 1`
+      `SELECT ${DETAILS} FROM audit_events WHERE organization_id = '${owner.organization}' ORDER BY seq DESC LIMIT 1`
     )
     t.match(event!.details, isPurge ? { purged_count: VERSIONS } : { documents: 1, versions: VERSIONS })
     t.equal(await left(owner), VERSIONS - PIECE, 'the rest is still in the table')
@@ -431,7 +431,7 @@ async function withTokens (many = TOKENS) {
       `SELECT count(*)::int AS count FROM api_tokens WHERE organization_id = '${o}' AND user_id = ${rosa.id}`
     ))[0]!.count as number,
     lastEvent: async () => (await service.sql(
-      `SELECT action, details FROM audit_events WHERE organization_id = '${o}' ORDER BY seq DESC LIMIT 1`
+      `SELECT action, ${DETAILS} FROM audit_events WHERE organization_id = '${o}' ORDER BY seq DESC LIMIT 1`
     ))[0] as { action: string, details: { tokens: number, token_ids: string } }
   }
 }

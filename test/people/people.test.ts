@@ -1235,7 +1235,7 @@ t.test('OA-14: each role holds what the table says, and a grant never adds to it
     }
     t.strictSame([...effectiveScopes([], role)], [])
   }
-  t.equal(cells, 7 * 38)
+  t.equal(cells, 8 * 38)
 })
 
 const SAMPLE: [scope: Scope, method: string, path: string, body?: object][] = [

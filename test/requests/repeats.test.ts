@@ -4,7 +4,7 @@ import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
 import { transaction } from '../../src/changes/transaction.ts'
-import { ON_CITUS, startApp, makeLevel, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, ON_CITUS, startApp, makeLevel, type Answer, type Caller } from '../helpers/app.ts'
 import { isGivenByTeams, OPERATIONS, prepare, publishedPaths, READS, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 import { startBeside } from '../helpers/traffic.ts'
@@ -24,7 +24,7 @@ const isReplay = ({ headers }: Answer) => headers['idempotent-replayed'] === 'tr
 const eventsOf = async (caller: Caller) => Number((await service.sql(
   `SELECT count(*) FROM audit_events WHERE organization_id = '${caller.organization}' AND action <> 'key.retrieve'`
 ))[0]!.count)
-const retrievalsOf = (caller: Caller) => service.sql(`SELECT actor_id, resource_type, resource_id, details
+const retrievalsOf = (caller: Caller) => service.sql(`SELECT actor_id, resource_type, resource_id, ${DETAILS}
   FROM audit_events WHERE organization_id = '${caller.organization}' AND action = 'key.retrieve' ORDER BY seq`)
 const answersOf = (caller: Caller) =>
   service.sql(`SELECT * FROM idempotency_keys WHERE organization_id = '${caller.organization}'`)

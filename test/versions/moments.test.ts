@@ -6,7 +6,7 @@ import { transaction } from '../../src/changes/transaction.ts'
 import { findLevel } from '../../src/repositories/levels/levels.ts'
 import { findDocumentsAt } from '../../src/repositories/secrets/point-in-time.ts'
 import { lockProject } from '../../src/repositories/levels/projects.ts'
-import { ACTIVITY, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, ACTIVITY, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { random } from '../helpers/traffic.ts'
 import { until } from '../helpers/until.ts'
@@ -56,7 +56,7 @@ const contentsOf = ({ data }: Answer['body']) =>
 const contents = async (at: At, query: Record<string, string> = {}, caller = owner) =>
   contentsOf((await read(at, { decrypt: 'true', ...query }, caller)).body)
 const lastEvent = async (caller = owner) => (await test.sql(
-  `SELECT action, resource_type, resource_id, details FROM audit_events WHERE organization_id = '${caller.organization}' ORDER BY seq DESC LIMIT 1`
+  `SELECT action, resource_type, resource_id, ${DETAILS} FROM audit_events WHERE organization_id = '${caller.organization}' ORDER BY seq DESC LIMIT 1`
 ))[0] as { action: string, resource_type: string, resource_id: string, details: Record<string, unknown> }
 
 /** A time of the database's clock at which no write took place. */

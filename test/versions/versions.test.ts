@@ -6,7 +6,7 @@ import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { encryption_keys } from '../../src/db/tables.ts'
 import type { NewKey } from '../../src/repositories/keys/encryption-keys.ts'
 import { dataKeyOf, makeServerKey, registerClientKey } from '../../src/vault/keys/keys.ts'
-import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { DETAILS, isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { miscounted } from '../helpers/traffic.ts'
 
@@ -560,7 +560,7 @@ t.test('a purge removes the history of a level or of a whole project, and counts
   t.equal(await countVersions(at.project), 0)
   t.equal((await history(other)).length, 1, 'another project keeps its history')
   const events = await test.sql(`
-    SELECT resource_type, details FROM audit_events WHERE organization_id = '${owner.organization}' AND action = 'version.purge' ORDER BY seq DESC LIMIT 2`)
+    SELECT resource_type, ${DETAILS} FROM audit_events WHERE organization_id = '${owner.organization}' AND action = 'version.purge' ORDER BY seq DESC LIMIT 2`)
   t.same(events, [2, 7].map((purged_count) => ({ resource_type: 'project', details: { purged_count } })))
   t.same(
     await test.sql(`SELECT * FROM histories WHERE organization_id = '${owner.organization}' AND removed_at IS NOT NULL`), [],
