@@ -44,6 +44,7 @@ import { endTrace, installTraces } from './http/observability/traces.ts'
 import { validatorCompiler } from './http/bodies/validation.ts'
 import { createMailer } from './mail/mailer.ts'
 import { createOutbox } from './mail/outbox.ts'
+import { createOutgoing } from './outgoing/client.ts'
 import { audit } from './plugins/audit.ts'
 import { changes } from './plugins/documents/changes.ts'
 import { cli } from './plugins/cli.ts'
@@ -80,6 +81,7 @@ import { createLateEventWorker } from './jobs/late-events.ts'
 import { createRemovalWorker } from './jobs/cleanup.ts'
 import { createHistoryWorker } from './jobs/history.ts'
 import { createCallCounter } from './jobs/usage.ts'
+import { createIssuers, ISSUER_LIMITS } from './workloads/issuers.ts'
 
 // The plugins under /api/v1, by their tag in the OpenAPI document. The tags are in the order in which a new user needs
 // them. The OAuth plugin is registered separately, because its standard paths have no prefix.
@@ -213,7 +215,8 @@ export async function buildApp (
     calls: createCallCounter(background)
   }
   const anchors = createAnchorWorker(background)
-  decorate(app, { outbox, invoicing, ...workers, anchors })
+  const issuers = createIssuers(createOutgoing(config.outgoing, ISSUER_LIMITS), warn)
+  decorate(app, { outbox, issuers, invoicing, ...workers, anchors })
   app.addHook('onResponse', ({ principal }, { statusCode }, done) => {
     if (principal !== null && statusCode !== 429) workers.calls.count(principal.organization.id)
     done()

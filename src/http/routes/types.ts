@@ -13,6 +13,7 @@ import type { UserCall } from '../../repositories/people/oauth.ts'
 import type { PersonalEvent } from '../../repositories/people/personal-events.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
 import type { AnyOf, TeamRole } from '../../rules/roles.ts'
+import type { Issuers } from '../../workloads/issuers.ts'
 import type { LimitGroup } from '../limits/limits.ts'
 
 interface TypeBoxProvider extends FastifyTypeProvider {
@@ -116,6 +117,8 @@ declare module 'fastify' {
     issuer (): string
     /** The queue of e-mails; requests do not wait until an e-mail is sent. */
     outbox: Outbox
+    /** The key sets of the issuers of workloads. */
+    issuers: Issuers
     /**
      * Counts the effect of a request once in its route's `limitOfEffect`; 429 if the limit is exceeded. If the route
      * supports `Idempotency-Key`, call this in the transaction of the change, so that repeated requests do not count.
