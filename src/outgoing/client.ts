@@ -132,6 +132,6 @@ function contains ({ host, bits }: Destination, address: string): boolean {
 function failureOf (error: Error & { code?: string }): OutgoingError {
   if (error instanceof OutgoingError) return error
   const code = error.code ?? error.name
-  const isResponse = code === 'UND_ERR_RES_EXCEEDED_MAX_SIZE' || code.startsWith('HPE_')
+  const isResponse = /^(?:HPE_|UND_ERR_RES_|UND_ERR_HEADERS_OVERFLOW)/.test(code)
   return new OutgoingError(isResponse ? 'response' : 'unreachable', code)
 }
