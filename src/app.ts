@@ -69,6 +69,7 @@ import { teams } from './plugins/teams.ts'
 import { tokens } from './plugins/tokens.ts'
 import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
+import { workloads } from './plugins/workloads.ts'
 import { createPersonalEvent } from './repositories/people/personal-events.ts'
 import { ApiError } from './rules/api-error.ts'
 import type { Measured } from './telemetry/worker-metrics.ts'
@@ -94,6 +95,7 @@ const DOMAINS: Record<string, [description: string, ...plugins: Domain[]]> = {
   versions: ['Version history: list, fetch, restore, delete, purge', versions],
   'encryption-keys': ['Keys of projects', encryptionKeys],
   'api-tokens': ['Organization API tokens', tokens],
+  workloads: ['Trust rules for machines that have a token of their platform', workloads],
   users: ['The caller', user],
   members: ['Members of an organization and their roles', members, memberAccess, invitations],
   teams: ['Members who share roles in projects', teams],

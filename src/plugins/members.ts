@@ -18,7 +18,7 @@ import { fail } from '../rules/api-error.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, grants } from '../rules/roles.ts'
-import { deleteUngiven, endMembership, isLastOwner } from '../vault/memberships.ts'
+import { deleteUngiven, endMembership, isLastOwner, rulesOf } from '../vault/memberships.ts'
 
 const toItem = (attributes: MemberAttributes) =>
   ({ type: 'members' as const, id: String(attributes.user_id), attributes })
@@ -103,9 +103,11 @@ export const members: Domain = async (app) => {
             async write (db) {
               await updateMember(db, organizationId, id, role)
               const withdrawn = await deleteUngiven(db, organizationId)
-              return { updated: await findMember(db, organizationId, id) ?? tampered(), withdrawn }
+              const rules = await rulesOf(db, organizationId, id)
+              return { updated: await findMember(db, organizationId, id) ?? tampered(), withdrawn, rules }
             },
-            events: ({ withdrawn }) => [eventOf('member.update', id, { from: member.role, to: role }), ...withdrawn],
+            events: ({ withdrawn, rules }) =>
+              [eventOf('member.update', id, { from: member.role, to: role, ...rules }), ...withdrawn],
             answer: ({ updated }) => ({ body: { data: toItem(updated) } })
           }
         }

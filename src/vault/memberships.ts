@@ -1,6 +1,6 @@
 import type { MemberAttributes } from '../../schemas/members.ts'
 import type { Role } from '../../schemas/users.ts'
-import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../db/callers/grants.ts'
+import { endingOf, endTokensOfBefore, lockTokensOfMember, namesOf } from '../db/callers/grants.ts'
 import type { Db } from '../db/database.ts'
 import type { Counter } from '../db/rows/counter.ts'
 import { eventOf, systemOf, type Actor, type AuditEvent, type RecordedEvent } from '../repositories/audit/audit.ts'
@@ -14,6 +14,7 @@ import { countOtherOwners, deleteMember, findActiveRoles, findMember, lockMember
 import { createPersonalEvent } from '../repositories/people/personal-events.ts'
 import { listPrincipals } from '../repositories/people/principals.ts'
 import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
+import { listRulesOf } from '../repositories/people/workloads.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
 import { mayInvite, powersOfRole, type Powers } from '../rules/roles.ts'
 
@@ -153,8 +154,18 @@ export async function endMembership (
     const { ip, user_agent } = actor
     await createPersonalEvent(db, { user_id: userId, action: 'member.delete', actor_type: 'user', ip, user_agent, details })
   }
-  const details = { role: member.role, ...endingOf(tokens.ended, organization_id) }
+  const details = {
+    role: member.role, ...endingOf(tokens.ended, organization_id), ...await rulesOf(db, organization_id, userId)
+  }
   return { member: seen, events: [{ actor, event: eventOf('member.delete', userId, details) }, ...withdrawn] }
+}
+
+/** Details for an event: the number of trust rules that a member created, and the first 50 ids. Empty without rules. */
+export async function rulesOf (
+  db: Db, organizationId: string, userId: number
+): Promise<{ workloads?: number, workload_ids?: string }> {
+  const ids = await listRulesOf(db, organizationId, userId)
+  return ids.length === 0 ? {} : { workloads: ids.length, workload_ids: namesOf(ids) }
 }
 
 /** Whether a member is an owner, and no other owner can act (`countOtherOwners`). */

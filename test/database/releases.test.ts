@@ -5,7 +5,7 @@ import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
 import { VERSION } from '../../src/version.ts'
 import { callWith, startAppOn, type TestApp } from '../helpers/app.ts'
 import { tableNames } from '../helpers/migrations.ts'
-import { BLOB, clientKey, makeOthers, OPERATIONS, prepare, send as sendRow } from '../helpers/operations.ts'
+import { BLOB, clientKey, makeOthers, OPERATIONS, prepare, send as sendRow, WORKLOAD } from '../helpers/operations.ts'
 import { issuePair } from '../helpers/people.ts'
 import { command, emptyPlace, scratchDirectory, startServer } from '../helpers/process.ts'
 import { client } from '../helpers/traffic.ts'
@@ -145,6 +145,7 @@ async function idsOfNimbus (
     member: await idOf(`SELECT id FROM users WHERE email = '${email}'`),
     team: await idOf(`SELECT id FROM teams WHERE organization_id = '${organization}'`),
     id: await idOf("SELECT id FROM api_tokens WHERE name = 'CI'"),
+    workload: (await call(token, `/organizations/${organization}/workloads`, WORKLOAD)).data.id,
     invitation: await invite(token, organization, 'again@nimbus.example'),
     accepted: await invite(stratus, 'stratus', email),
     declined: await invite(nebula, 'nebula', email),

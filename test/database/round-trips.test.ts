@@ -166,7 +166,7 @@ const GROWING = ['rotateEncryptionKey', 'rotateClientKeys', 'restoreProject']
 const CUSTODY: Record<string, number> = { client: 15, server: 15 }
 /** Statements of background jobs that an operation starts. */
 const BACKGROUND = new RegExp([
-  '^\\s*with recursive found', 'organization_removals', '^select distinct .* from "idempotency_keys"',
+  '^\\s*with recursive found', 'organization_removals', '^select distinct .* from "(?:idempotency_keys|spent_assertions)"',
   '^\\s*select distinct over', 'token_removals', 'union select organization_id from "invitation_mails"', '^select .* from "re_encryptions" inner join'
 ].join('|'), 'is')
 

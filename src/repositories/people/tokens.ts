@@ -5,6 +5,7 @@ import {
   authenticatedColumns, fromJson, shownOf, type AuthenticatedRow, type NewRow, type RowChanges, type ShownRow
 } from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
+import { creatorOf, shownCreator, type Maker } from '../../db/rows/creator.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { makeId } from '../../db/rows/ids.ts'
@@ -21,8 +22,6 @@ import { heldFrom, heldPage, readPage, type HeldPage, type NamedPageRequest } fr
 import { includesAllAbove, pathOf, restrictionOf, type Slice } from '../../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
-/** The creator of a token; undefined for an operator. */
-type Maker = Pick<Principal, 'type' | 'id' | 'name' | 'person'> | undefined
 export type NewToken = Omit<NewRow<'api_tokens'>, 'id' | 'slices' | keyof ReturnType<typeof madeBy>> &
   { slices: Slice[], made_by?: Maker }
 
@@ -36,14 +35,7 @@ export async function createToken (db: Db, { made_by: maker, slices, ...token }:
   return showToken(db, made!)
 }
 
-const madeBy = (maker: Maker) => ({
-  created_by_type: maker?.type ?? null,
-  created_by_id: maker?.id ?? null,
-  created_by_name: maker?.name ?? null,
-  // If an API token creates the new token, the new token belongs to the person of the creating token.
-  user_id: maker?.person?.user_id ?? null,
-  grant_id: maker?.person?.grant_id ?? null
-})
+const madeBy = (maker: Maker) => ({ ...creatorOf(maker), grant_id: maker?.person?.grant_id ?? null })
 
 /**
  * Returns the reached limit of live API tokens, of the organization or of the person. Undefined if a token can be
@@ -405,13 +397,11 @@ async function withRestrictions (
 }
 
 function toToken (row: TokenRow, slugs: ReadonlyMap<string, string>): ApiToken {
-  const {
-    slices, created_by_type: type, created_by_id: by, created_by_name: byName, ...shown
-  } = shownOf('api_tokens', row)
+  const { slices, created_by_type, created_by_id, created_by_name, ...shown } = shownOf('api_tokens', row)
   return {
     ...shown,
     id: String(row.id),
     restrictions: (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
-    created_by: type === null || by === null ? null : { type, id: by, name: byName ?? '' }
+    created_by: shownCreator({ created_by_type, created_by_id, created_by_name })
   }
 }
