@@ -76,9 +76,15 @@ const Jwk = Type.Object({
   crv: jwkText,
   x: jwkText,
   y: jwkText
-}, { title: 'JsonWebKey', description: 'a public key; other members are not stored' })
+}, {
+  title: 'JsonWebKey',
+  description: 'a public key; other members are not stored',
+  additionalProperties: Type.Unknown(),
+  maxProperties: 24
+})
 const JwkSet = Type.Object({ keys: Type.Array(Jwk, { minItems: 1, maxItems: 20 }) }, {
   title: 'JsonWebKeySet',
+  additionalProperties: false,
   description: 'the public keys of an issuer that the service cannot reach, such as a cluster',
   examples: [{ keys: [{ kty: 'OKP', crv: 'Ed25519', kid: 'k1', x: '11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo' }] }]
 })
