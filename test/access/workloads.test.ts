@@ -237,8 +237,8 @@ t.test('WI-23 keys in a rule are public, at least one can verify, and only known
     [[secret], 'jwks.keys.0'], [[key, secret], 'jwks.keys.1'], [[{ kty: 'oct', k: 'AAAA' }], 'jwks.keys.0'],
     [[{ kty: 'oct' }], 'jwks.keys.0'], [[key, { kty: 'AKP', priv: 'x' }], 'jwks.keys.1'],
     ...['p', 'q', 'dp', 'dq', 'qi', 'oth'].map((member) => [[{ ...key, [member]: 'x' }], 'jwks.keys.0']),
-    [[{ kty: 'AKP' }], 'jwks.keys'], [[], 'jwks.keys'], [Array(21).fill(key), 'jwks.keys'],
-    [[{ kid: 'k1' }], 'jwks.keys.0.kty'], [[{ ...key, x: 7 }], 'jwks.keys.0.x']
+    [[{ kty: 'AKP' }], 'jwks.keys'], [[], 'jwks'], [Array(21).fill(key), 'jwks'], [[{ kid: 'k1' }], 'jwks'],
+    [[{ ...key, x: 7 }], 'jwks']
   ] as [object[], string][]
   const { path } = await made(owner)
   for (const [keys, member] of sets) {
@@ -359,7 +359,7 @@ t.test('WI-24 each change but of name and description gives a new revision, and 
     audience: 'https://other.example',
     claims: { repository_id: ['4711'] },
     scopes: ['secret:read', 'secret:decrypt'],
-    restrictions: [level],
+    restrictions: [{ ...level, inherited: false }],
     lifetime: 901,
     single_use: true,
     max_assertion_age: 3601
@@ -371,8 +371,7 @@ t.test('WI-24 each change but of name and description gives a new revision, and 
     const next = await revisionOf(id)
     t.not(next, revision, member)
     revision = next
-    const expected = member === 'restrictions' ? [{ ...level, inherited: true }] : value
-    if (member !== 'restrictions') t.strictSame(body.data.attributes[member], expected)
+    t.strictSame(body.data.attributes[member], member === 'restrictions' ? [level] : value)
   }
   t.match(await eventsOf(owner, 'workload.update'), [{ resource_id: id, details: { members: 'name' } }])
 })
