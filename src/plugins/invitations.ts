@@ -8,7 +8,7 @@ import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { change } from '../changes/change.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import type { Db } from '../db/database.ts'
-import { actorOf, principalOf } from '../http/routes/actor.ts'
+import { actorOf, makerOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import { requirePlanQuota, requireRole } from '../http/routes/requirements.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -35,7 +35,10 @@ const toItem = ({ id, organization_id, invited_by, ...row }: InvitationRow) => (
   } satisfies InvitationAttributes
 })
 
-const asInviter = ({ type, id, name }: Principal): Inviter => ({ type, id, name })
+const asInviter = (principal: Principal): Inviter => {
+  const { type, id, name } = makerOf(principal)
+  return { type, id, name }
+}
 
 async function findItem (db: Db, organizationId: string, id: string) {
   const row = await findInvitation(db, organizationId, id)
@@ -223,7 +226,8 @@ export const invitations: Domain = async (app) => {
   }
 
   /** Sends no e-mail if the queue is full, or if the organization sent this address an e-mail in the last 24 hours. */
-  function prepareMail ({ organization, person, type, name }: Principal, email: string) {
+  function prepareMail (principal: Principal, email: string) {
+    const { organization, person } = principal
     const secret = mintSecret()
     let reservation: MailReservation | undefined
     let isTaken = false
@@ -250,7 +254,7 @@ export const invitations: Domain = async (app) => {
           ...membershipInvitation({
             service: app.issuer(),
             organization: organization.name,
-            inviter: { type, name },
+            inviter: asInviter(principal),
             role,
             link: `${app.issuer()}/account/invitation/${organization.id}.${secret}`
           })

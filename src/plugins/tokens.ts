@@ -11,7 +11,7 @@ import { readNow, type Db } from '../db/database.ts'
 import { findSlugs, idsOf } from '../db/rows/slugs.ts'
 import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
-import { actorOf, principalOf } from '../http/routes/actor.ts'
+import { actorOf, makerOf, principalOf } from '../http/routes/actor.ts'
 import {
   refuseAs, refuseWider, requireRestriction, resolveRestrictions, restrictionsIn
 } from '../http/routes/authority.ts'
@@ -110,7 +110,7 @@ export const tokens: Domain = async (app) => {
             abilities,
             slices,
             expires_at,
-            made_by: principal
+            made_by: makerOf(principal)
           }),
           events: ({ id }) =>
             [eventOf('api-token.create', id, { abilities: abilities.join(' '), ...restrictionsIn(slices) })],
@@ -229,7 +229,8 @@ export const tokens: Domain = async (app) => {
         },
         decide: (locked) => ({
           write: async (db) => await rotateToken(
-            db, locked, storedToken(token), overlap_seconds, principal, request.answering !== null
+            db, locked, storedToken(token), overlap_seconds, { ...makerOf(principal), caller: principal.caller },
+            request.answering !== null
           ) ?? fail('not_found'),
           events: [eventOf('api-token.rotate', id, { overlap_seconds })],
           answer: (api_key) =>

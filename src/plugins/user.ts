@@ -2,7 +2,9 @@ import type { FastifyRequest } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import { AcceptedInvitation, AcceptInvitationBody, OwnInvitationList, OwnInvitationParams } from '../../schemas/invitations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
-import { PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer } from '../../schemas/users.ts'
+import {
+  PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer, type WorkloadPrincipalAnswer
+} from '../../schemas/users.ts'
 import { lockAccessToken } from '../repositories/people/oauth.ts'
 import { change } from '../changes/change.ts'
 import { changeThatCreates } from '../changes/creation.ts'
@@ -26,7 +28,7 @@ export const user: Domain = async (app) => {
     config: { access: 'authenticated', whenInactive: true, errors: ['integrity_error'] },
     schema: {
       operationId: 'getUser',
-      summary: 'Get the caller, a user or an API token, with the organizations that the caller can access',
+      summary: 'Get the caller, a user, an API token or a workload, with the organizations that the caller can access',
       description: 'Use this to check a token, and to find the organizations that it can access.',
       response: { 200: PrincipalAnswer }
     },
@@ -52,22 +54,19 @@ export const user: Domain = async (app) => {
         }
       }
 
-      async function ofToken (): Promise<TokenPrincipalAnswer> {
-        const { id, name, scopes, slices, expires_at, organization } = principalOf(request)
+      async function ofToken (): Promise<TokenPrincipalAnswer | WorkloadPrincipalAnswer> {
+        const { type, id, name, scopes, slices, expires_at, organization } = principalOf(request)
         const restrictions = await showRestrictions(app.db, organization.id, slices)
-        return {
-          data: {
-            type: 'api-tokens',
-            id: String(id),
-            attributes: { name, abilities: [...scopes], restrictions, expires_at },
-            relationships: linkage([organization])
-          },
-          included: [{
-            type: 'organizations',
-            id: organization.id,
-            attributes: { ulid: organization.id, name: organization.name, slug: organization.slug }
-          }]
-        }
+        const attributes = { name, abilities: [...scopes], restrictions }
+        const its = { id: String(id), relationships: linkage([organization]) }
+        const included = [{
+          type: 'organizations' as const,
+          id: organization.id,
+          attributes: { ulid: organization.id, name: organization.name, slug: organization.slug }
+        }]
+        return type === 'workload'
+          ? { data: { type: 'workloads', ...its, attributes: { ...attributes, expires_at: expires_at! } }, included }
+          : { data: { type: 'api-tokens', ...its, attributes: { ...attributes, expires_at } }, included }
       }
     }
   })

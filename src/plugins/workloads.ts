@@ -8,7 +8,7 @@ import {
 import { change } from '../changes/change.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { refuseWider, requireRestriction, resolveRestrictions, restrictionsIn } from '../http/routes/authority.ts'
-import { actorOf, principalOf } from '../http/routes/actor.ts'
+import { actorOf, makerOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf } from '../repositories/audit/audit.ts'
@@ -89,7 +89,7 @@ export const workloads: Domain = async (app) => {
             jwks: jwks && storedKeys(jwks),
             scopes,
             slices,
-            made_by: principal
+            made_by: makerOf(principal)
           }) ?? fail('not_found'),
           events: ({ id }) => [eventOf('workload.create', id, {
             issuer: sent.issuer, scopes: scopes.join(' '), ...restrictionsIn(slices)

@@ -208,7 +208,7 @@ const oneOf = (organizationId: string, id: number): SQL => matching(api_tokens, 
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
   value: Pick<TokenRow, 'token_hash' | 'token_prefix' | 'token_suffix'>, overlapSeconds: number,
-  rotater?: Pick<Principal, 'type' | 'id' | 'name' | 'person' | 'caller'>, isKeyed = false
+  rotater?: NonNullable<Maker> & Pick<Principal, 'caller'>, isKeyed = false
 ): Promise<ApiToken | undefined> {
   const { organization_id: of, token_id } = former_token_hashes
   const caller = rotater?.caller
@@ -227,7 +227,7 @@ export async function rotateToken (
 
 /** Whether the token has the same person and grant as the principal. Also true if the principal has no person. */
 export const endsWith = (
-  { person }: Pick<Principal, 'person'>, { user_id, grant_id }: Pick<TokenRow, 'user_id' | 'grant_id'>
+  { person }: Pick<NonNullable<Maker>, 'person'>, { user_id, grant_id }: Pick<TokenRow, 'user_id' | 'grant_id'>
 ): boolean => person === null || (person.user_id === user_id && person.grant_id === grant_id)
 
 /** Changes a token and returns the new row; undefined if the token has a wrong MAC. */
