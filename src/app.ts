@@ -274,6 +274,7 @@ export async function buildApp (
   installIdempotency(app, createAnswerSeal(keyring))
   const { redis } = config
   const common = redis === undefined ? counters : await countInRedis(app, redis, counters, metrics)
+  decorate(app, { counters: common })
   await installAccess(app, common, recheckAfter)
   installLevelLookup(app)
   installGoSdkCompat(app)

@@ -14,6 +14,7 @@ import type { PersonalEvent } from '../../repositories/people/personal-events.ts
 import type { Principal } from '../../repositories/people/principals.ts'
 import type { AnyOf, TeamRole } from '../../rules/roles.ts'
 import type { Issuers } from '../../workloads/issuers.ts'
+import type { Counters } from '../limits/counters.ts'
 import type { LimitGroup } from '../limits/limits.ts'
 
 interface TypeBoxProvider extends FastifyTypeProvider {
@@ -110,6 +111,8 @@ declare module 'fastify' {
     recordAlone: RecordRead
     /** Records a failed sign-in for the user and each actor. True if an event is not in its audit chain yet. */
     recordRefused (own: PersonalEvent, actors: readonly Actor[], event: AuditEvent): Promise<boolean>
+    /** The counters of rate limits. */
+    counters: Counters
     keyring: Keyring
     costs: Costs
     config: Config
@@ -148,7 +151,7 @@ declare module 'fastify' {
   interface FastifyRequest {
     /** The caller in the organization of the request. */
     principal: Principal | null
-    /** The user of the access token; null for API tokens. */
+    /** The user of the access token; null for API tokens and workloads. */
     user: UserCall | null
     /** Whether the request recorded audit events that a background job has yet to append to their chains. */
     hasLateEvents: boolean
