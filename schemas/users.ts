@@ -60,10 +60,10 @@ const User = Type.Object({
 export const UserAnswer = Type.Object({ data: User, included: Type.Array(Included) })
 export type UserAnswer = Static<typeof UserAnswer>
 
-/** The principal of an organization API token. */
+/** The principal of an organization API token, or of the token of a workload: its rule. */
 const TokenPrincipal = Type.Object({
-  type: Type.Literal('api-tokens'),
-  id: Example(Type.String(), '3'),
+  type: Example(OneOf(['api-tokens', 'workloads']), 'api-tokens'),
+  id: Example(Type.String({ description: 'of the API token, or of the rule of the workload' }), '3'),
   attributes: Type.Object({
     name: Example(Type.String(), 'First token'),
     abilities: Example(Type.Array(AbilityName), ['*']),
@@ -75,27 +75,10 @@ const TokenPrincipal = Type.Object({
 export const TokenPrincipalAnswer = Type.Object({ data: TokenPrincipal, included: Type.Array(Included) })
 export type TokenPrincipalAnswer = Static<typeof TokenPrincipalAnswer>
 
-/** The principal of a workload's token: its rule. */
-const WorkloadPrincipal = Type.Object({
-  type: Type.Literal('workloads'),
-  id: Example(Type.String({ description: 'the id of the rule' }), '7'),
-  attributes: Type.Object({
-    name: Example(Type.String({ description: 'the name of the rule' }), 'Deployment'),
-    abilities: Example(Type.Array(AbilityName), ['secret:read', 'secret:decrypt']),
-    restrictions: Example(Type.Array(Restriction), []),
-    expires_at: Timestamp
-  }, { title: 'WorkloadPrincipalAttributes' }),
-  relationships
-}, { title: 'WorkloadPrincipal' })
-export const WorkloadPrincipalAnswer = Type.Object({ data: WorkloadPrincipal, included: Type.Array(Included) })
-export type WorkloadPrincipalAnswer = Static<typeof WorkloadPrincipalAnswer>
-
 /** The caller. The discriminator is `data.type`, so in the published schema the union is the type of `data`. */
 export const PrincipalAnswer = PublishedAs(
-  Type.Union([UserAnswer, TokenPrincipalAnswer, WorkloadPrincipalAnswer], {
-    examples: [exampleOf(TokenPrincipalAnswer.properties)]
-  }),
+  Type.Union([UserAnswer, TokenPrincipalAnswer], { examples: [exampleOf(TokenPrincipalAnswer.properties)] }),
   Type.Object({
-    data: ToldApart<TObject>('type', [User, TokenPrincipal, WorkloadPrincipal], { title: 'Principal' }), included: Type.Array(Included)
+    data: ToldApart<TObject>('type', [User, TokenPrincipal], { title: 'Principal' }), included: Type.Array(Included)
   }, { title: 'PrincipalAnswer' })
 )

@@ -2,9 +2,7 @@ import type { FastifyRequest } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import { AcceptedInvitation, AcceptInvitationBody, OwnInvitationList, OwnInvitationParams } from '../../schemas/invitations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
-import {
-  PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer, type WorkloadPrincipalAnswer
-} from '../../schemas/users.ts'
+import { PrincipalAnswer, type TokenPrincipalAnswer, type UserAnswer } from '../../schemas/users.ts'
 import { lockAccessToken } from '../repositories/people/oauth.ts'
 import { change } from '../changes/change.ts'
 import { changeThatCreates } from '../changes/creation.ts'
@@ -54,19 +52,22 @@ export const user: Domain = async (app) => {
         }
       }
 
-      async function ofToken (): Promise<TokenPrincipalAnswer | WorkloadPrincipalAnswer> {
+      async function ofToken (): Promise<TokenPrincipalAnswer> {
         const { type, id, name, scopes, slices, expires_at, organization } = principalOf(request)
         const restrictions = await showRestrictions(app.db, organization.id, slices)
-        const attributes = { name, abilities: [...scopes], restrictions }
-        const its = { id: String(id), relationships: linkage([organization]) }
-        const included = [{
-          type: 'organizations' as const,
-          id: organization.id,
-          attributes: { ulid: organization.id, name: organization.name, slug: organization.slug }
-        }]
-        return type === 'workload'
-          ? { data: { type: 'workloads', ...its, attributes: { ...attributes, expires_at: expires_at! } }, included }
-          : { data: { type: 'api-tokens', ...its, attributes: { ...attributes, expires_at } }, included }
+        return {
+          data: {
+            type: type === 'workload' ? 'workloads' : 'api-tokens',
+            id: String(id),
+            attributes: { name, abilities: [...scopes], restrictions, expires_at },
+            relationships: linkage([organization])
+          },
+          included: [{
+            type: 'organizations',
+            id: organization.id,
+            attributes: { ulid: organization.id, name: organization.name, slug: organization.slug }
+          }]
+        }
       }
     }
   })
