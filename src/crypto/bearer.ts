@@ -69,6 +69,9 @@ export function sealWorkloadToken (key: KeyObject, organizationId: string, conte
   return token
 }
 
+/** Whether the text has the form of a workload's token. */
+export const isWorkloadToken = (text: string): boolean => WORKLOAD_PATTERN.test(text)
+
 /** The organization and the content of a workload's token; undefined unless it was sealed with this key. */
 export function openWorkloadToken (
   key: KeyObject, text: string

@@ -5,6 +5,7 @@ import * as oauth from 'oauth4webapi'
 import { ACCESS_TOKEN_TYPE, ASSERTION_TYPES, JWT_BEARER, OAUTH_ERRORS, TOKEN_EXCHANGE } from '../../schemas/oauth.ts'
 import { ASSERTION_LENGTH, WORKLOAD_SCOPES } from '../../schemas/workloads.ts'
 import { earlier, makeLevel, startApp } from '../helpers/app.ts'
+import { readDoc } from '../helpers/docs.ts'
 import { post } from '../helpers/people.ts'
 import { startBeside } from '../helpers/traffic.ts'
 import { until } from '../helpers/until.ts'
@@ -69,6 +70,19 @@ t.test('both grants exchange an assertion for an access token, as a form and as 
     unknown: 'ignored'
   }))
   t.match({ status, body }, { status: 200, body: { issued_token_type: ACCESS_TOKEN_TYPE } })
+})
+
+t.test('the requests of docs/workloads.md are exchanges, and are answered as the page shows', async (t) => {
+  const [, first = '', second = '', shown = ''] = readDoc('docs/workloads.md').allBlocks
+  for (const [block, grant] of [[first, JWT_BEARER], [second, TOKEN_EXCHANGE]] as const) {
+    const body = block.split('\n\n')[1]!.replaceAll(/\s/g, '')
+      .replace(/wl_\w+/, rule.client_id).replace('eyJ…', await sign())
+    t.equal(new URLSearchParams(body).get('grant_type'), grant)
+    const { status, body: answer } = await ask(Object.fromEntries(new URLSearchParams(body)))
+    t.equal(status, 200)
+    const { issued_token_type: _, ...others } = answer
+    t.strictSame(Object.keys(others), Object.keys(JSON.parse(shown)))
+  }
 })
 
 t.test('an OAuth library finds the grants, and exchanges an assertion', async (t) => {

@@ -2,7 +2,7 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { LRUCache } from 'lru-cache'
-import { hashToken, isCredential, MAX_TOKEN_LENGTH, parseApiToken } from '../../crypto/bearer.ts'
+import { hashToken, isCredential, isWorkloadToken, MAX_TOKEN_LENGTH, parseApiToken } from '../../crypto/bearer.ts'
 import { placeOf, type LevelState } from '../../repositories/levels/levels.ts'
 import { findUserCall, type UserCall } from '../../repositories/people/oauth.ts'
 import {
@@ -267,7 +267,7 @@ async function authenticate (
   if (token === undefined || token.length > MAX_TOKEN_LENGTH) return undefined
   // The checksum or the seal is checked first, so that random strings cost no query.
   const apiToken = parseApiToken(token)
-  const workload = apiToken === undefined ? readWorkloadToken(app.reads, token) : undefined
+  const workload = isWorkloadToken(token) ? readWorkloadToken(app.reads, token) : undefined
   if (apiToken === undefined && workload === undefined && !isCredential('at', token)) return undefined
   const hash = hashToken(token)
   const teams = teamsAskedFor(request)
