@@ -24,7 +24,7 @@ const as = (token: string) => async (
 ): Promise<Answer> => nimbus.call(method, path, body, { authorization: `Bearer ${token}`, ...headers })
 const indexes = (scopes: readonly Scope[]) => scopes.map((scope) => WORKLOAD_SCOPES.indexOf(scope))
 
-t.test('a token has at most 512 characters, and is valid as it was issued alone', async (t) => {
+t.test('WI-45 a token has at most 512 characters, and is valid as it was issued alone', async (t) => {
   const rule = await makeRule(service, o)
   const token = tokenOf(service, rule, { scopes: indexes(WORKLOAD_SCOPES) })
   t.ok(token.length <= MAX_TOKEN_LENGTH, `${token.length} characters`)
@@ -47,7 +47,7 @@ t.test('a token has at most 512 characters, and is valid as it was issued alone'
   t.equal((await as(tokenOf(elsewhere, theirs))('GET', READ)).status, 401, 'another service sealed it')
 })
 
-t.test('each operation accepts a workload with its scopes, and refuses one without', async (t) => {
+t.test('WI-47 each operation accepts a workload with its scopes, and refuses one without', async (t) => {
   const { caller, ids } = await settle(service, 'workload')
   const rule = await makeRule(service, caller.organization)
   const scopesOf = (row: Row) => [row.needs ?? row.access, ...furtherScopes(row)]
@@ -116,7 +116,7 @@ t.test('the restrictions of a rule limit its workloads, with inherited values if
   }
 })
 
-t.test('a change of a rule ends its tokens on all instances, except one of name or description', async (t) => {
+t.test('WI-46 a change of a rule ends its tokens on all instances, except one of name or description', async (t) => {
   const second = await startBeside(t, service)
   const apps = [service.app, ...second === undefined ? [] : [second]]
   const statuses = async (token: string) => Promise.all(apps.map(async (app) => (await app.inject({

@@ -145,7 +145,7 @@ t.test('a malformed exchange gets the error of its RFC, which names the paramete
   t.match(await twice.json(), { error: 'invalid_request', error_description: 'assertion is repeated' })
 })
 
-t.test('all refusals of an assertion have one text, also for a rule that does not exist', async (t) => {
+t.test('WI-40 all refusals of an assertion have one text, also for a rule that does not exist', async (t) => {
   const other = await service.organization()
   const suspended = await service.organization()
   const closed = await makeRule(service, suspended.organization, { jwks })
@@ -200,7 +200,7 @@ t.test('an assertion may have 16 KiB', async (t) => {
   }
 })
 
-t.test('strangers do not see by the duration whether a rule exists', async (t) => {
+t.test('WI-41 strangers do not see by the duration whether a rule exists', async (t) => {
   const wrong = await stranger.sign()
   const kinds: Record<string, () => Parameters> = {
     unknown: () => bearer(wrong, `wl_${o}_1`),
@@ -239,7 +239,7 @@ t.test('scope narrows what a token can do, and a wrong scope does not use up an 
   t.match(refused, { status: 403, body: { details: { granted_scopes: ['project:read', 'secret:read'] } } })
 })
 
-t.test('a rule with single_use accepts an assertion once, on all instances', async (t) => {
+t.test('WI-44 a rule with single_use accepts an assertion once, on all instances', async (t) => {
   const once = await makeRule(service, o, { jwks, single_use: true })
   const second = await startBeside(t, service)
   const other = second === undefined ? address : await second.listen({ host: '127.0.0.1', port: 0 })
@@ -288,7 +288,7 @@ t.test('a token ends after the lifetime of its rule, and without single_use not 
   t.ok(Math.abs(await ends(true, 100) - 300) <= 2)
 })
 
-t.test('an exchange is recorded with issuer, subject and run in clear, a refusal with its check alone', async (t) => {
+t.test('WI-43 an exchange is recorded with issuer, subject and run in clear, a refusal with its check alone', async (t) => {
   const { organization } = await service.organization()
   const own = await makeRule(service, organization, {
     jwks, preset: 'github-actions', claims: { repository_id: '42', ref: 'refs/heads/main' }, single_use: true
@@ -327,7 +327,7 @@ t.test('an exchange is recorded with issuer, subject and run in clear, a refusal
   for (const part of assertion.split('.')) t.notOk(service.logs.some((line) => line.includes(part)), 'no log has it')
 })
 
-t.test('at most 60 refusals a minute are recorded for an organization, and logins are recorded all the same', async (t) => {
+t.test('WI-42 at most 60 refusals a minute are recorded for an organization, and logins are recorded all the same', async (t) => {
   const { organization } = await service.organization()
   const own = await makeRule(service, organization, { jwks })
   const statuses = await Promise.all(Array.from({ length: 70 }, async () =>
