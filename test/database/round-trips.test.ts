@@ -107,9 +107,9 @@ const STATEMENTS: Record<string, number> = {
   listOwnInvitations: 3,
   acceptInvitation: 24,
   declineInvitation: 12,
-  updateMember: 13,
-  putMember: 13,
-  removeMember: 13,
+  updateMember: 14,
+  putMember: 14,
+  removeMember: 14,
   listApiTokens: 3,
   createApiToken: 8,
   getApiToken: 2,
@@ -125,9 +125,9 @@ const STATEMENTS: Record<string, number> = {
   putTarget: 11,
   updateEnvironment: 11,
   putEnvironment: 11,
-  deleteEnvironment: 17,
-  deleteTarget: 17,
-  deleteProject: 13,
+  deleteEnvironment: 18,
+  deleteTarget: 18,
+  deleteProject: 14,
   createOrganization: 16,
   updateOrganization: 7,
   putOrganization: 7,
@@ -159,7 +159,13 @@ const STATEMENTS: Record<string, number> = {
   downloadInvoice: 2,
   redeemCoupon: 10,
   removeCoupon: 7,
-  deleteApiToken: 10
+  deleteApiToken: 10,
+  listWorkloads: 2,
+  createWorkload: 8,
+  getWorkload: 2,
+  updateWorkload: 9,
+  testWorkload: 3,
+  deleteWorkload: 7
 }
 
 /** Operations whose statements grow with a project, so PostgreSQL plans them for each call. */
