@@ -99,8 +99,8 @@ const Scopes = PublishedAs(
 const Issuer = Patterned('^https://[!-~]+$', 'an https URL, such as https://gitlab.example.com', {
   maxLength: 512, description: 'the `iss` of the tokens, compared exactly', examples: ['https://gitlab.example.com']
 })
-const Audience = Patterned('\\S', 'a text of 1 to 512 characters, such as https://strongroom.example.com', {
-  maxLength: 512, description: 'must be an `aud` of the token', examples: ['https://strongroom.example.com']
+const Audience = Patterned('\\S', 'a text of 1 to 512 characters, such as https://secrets.example.com', {
+  maxLength: 512, description: 'must be an `aud` of the token', examples: ['https://secrets.example.com']
 })
 const lifetime = (options = {}) => Type.Integer({
   minimum: 300, maximum: 3600, description: 'seconds for which an access token is valid', ...options
@@ -177,7 +177,7 @@ const attributes = {
   preset: Example(WordOrNull(PRESETS), 'github-actions'),
   issuer: Example(Type.String(), 'https://token.actions.githubusercontent.com'),
   jwks: Example(Nullable(JwkSet), null),
-  audience: Example(Type.String(), 'https://strongroom.example.com'),
+  audience: Example(Type.String(), 'https://secrets.example.com'),
   claims: Example(Claims, CLAIMS),
   scopes: Example(Type.Array(AbilityName), ['secret:read', 'secret:decrypt']),
   restrictions: Example(Type.Array(Restriction, { description: 'empty: the whole organization' }), []),
@@ -186,7 +186,7 @@ const attributes = {
   max_assertion_age: Example(Type.Integer(), 3600),
   created_by: Example(Described(TokenCreator, {
     description: 'the creator. The rule belongs to the organization, and stays if the creator leaves'
-  }), { type: 'user', id: 17, name: 'Rosa Quill' }),
+  }), { type: 'api_token', id: 1, name: 'First token' }),
   created_at: Timestamp,
   updated_at: Timestamp
 }
@@ -208,7 +208,7 @@ const tested = {
   accepted: Example(Type.Boolean(), false),
   check: Example(WordOrNull(FAILED_CHECKS, {
     description: 'the check that failed; null if the token is accepted'
-  }), 'audience')
+  }), 'issuer')
 }
 export const TestedWorkload = Answer('TestedWorkload', {
   data: Example(Type.Object(tested, { title: 'TestedAssertion' }), exampleOf(tested))

@@ -14,7 +14,7 @@ import { writeIfLarge } from '../http/responses/large-responses.ts'
 import { actorOf, makerOf, principalOf } from '../http/routes/actor.ts'
 import {
   refuseAs, refuseWider, requireRestriction, resolveRestrictions, restrictionsIn
-} from '../http/routes/authority.ts'
+} from '../http/guard/authority.ts'
 import type { RedactedReplay } from '../http/repeats/idempotency.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf } from '../repositories/audit/audit.ts'

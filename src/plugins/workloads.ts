@@ -7,7 +7,7 @@ import {
 } from '../../schemas/workloads.ts'
 import { change } from '../changes/change.ts'
 import { readNow, type Db } from '../db/database.ts'
-import { refuseWider, requireRestriction, resolveRestrictions, restrictionsIn } from '../http/routes/authority.ts'
+import { refuseWider, requireRestriction, resolveRestrictions, restrictionsIn } from '../http/guard/authority.ts'
 import { actorOf, makerOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'

@@ -223,6 +223,7 @@ const KINDS = {
   day: /^\d{4}-\d\d-\d\d$/,
   etag: /^"[\w-]{22}"$/,
   token: /^dotenv_\S+$/,
+  workload: /^wl_[0-7][0-9A-HJKMNP-TV-Z]{25}_\d+$/,
   bytes: /^(?:[0-9a-f]{64}|[A-Za-z0-9+/]{22,}={0,2})$/,
   invoice: /^\w{10}-\d{6}$/
 }

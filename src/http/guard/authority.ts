@@ -5,7 +5,7 @@ import type { Principal } from '../../repositories/people/principals.ts'
 import { findSlice } from '../../repositories/people/tokens.ts'
 import { fail, refuse } from '../../rules/api-error.ts'
 import { coversAll, isInside, keepInherited, textOf, type SentSlice, type Slice } from '../../rules/slices.ts'
-import { requireTarget } from '../guard/level-lookup.ts'
+import { requireTarget } from './level-lookup.ts'
 
 // What a caller may pass on: to an API token, and to the workloads of a trust rule.
 
