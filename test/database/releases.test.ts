@@ -1,4 +1,5 @@
 // runs: PostgreSQL; 10 s
+import { readdirSync } from 'node:fs'
 import postgres from 'postgres'
 import t from 'tap'
 import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
@@ -47,7 +48,11 @@ for (const release of releases) {
     const empty: string[] = []
     for (const table of tables) if (await countRows(table) === 0) empty.push(table)
     t.same(empty, [], 'each table has a row')
-    if (release === VERSION) t.same(tables, tableNames(), 'otherwise: npm run release:database')
+    const [{ migrations }] = await sql`SELECT count(*)::int AS migrations FROM drizzle.__drizzle_migrations` as unknown as
+      [{ migrations: number }]
+    // The next release has further migrations, perhaps with tables, before its version changes.
+    const isNewest = migrations === readdirSync('drizzle').filter((name) => name.endsWith('.sql')).length
+    if (release === VERSION && isNewest) t.same(tables, tableNames(), 'otherwise: npm run release:database')
 
     t.match(
       await command(['migrate'], env), { code: 0, stderr: '' },
