@@ -1,5 +1,5 @@
 import { createApi, COMMAND_MS, namesAt, organizationOf, storedAt, type Api } from './api.ts'
-import { ageText, recall } from './cache.ts'
+import { ageText, bindingOf, recall } from './cache.ts'
 import { Failure, isClientManaged, reasonOf } from './failure.ts'
 import { listLogins, newCacheKey, removeLogin, storedLogin, storeLogin, whileLocked, type Login } from './logins.ts'
 import { printJson, printTable, tell } from './output.ts'
@@ -96,9 +96,12 @@ async function callerOf (service: Service): Promise<Caller> {
   }
 }
 
-const sourceOf = ({ credential }: Service): string => credential.kind === 'token'
-  ? credential.source
-  : `the login of ${credential.login.person.name} <${credential.login.person.email}>`
+function sourceOf ({ credential }: Service): string {
+  if (credential.kind === 'token') return credential.source
+  if (credential.kind === 'workload') return 'STRONGROOM_WORKLOAD, with the token of the platform'
+  const { name, email } = credential.login.person
+  return `the login of ${name} <${email}>`
+}
 
 /** Says who calls which service, until when, and with which credential. */
 export async function whoami (options: Options & { json?: boolean }): Promise<number> {
@@ -162,8 +165,9 @@ export async function doctor (argument: string | undefined, options: Options & {
       await check('permitted', () => contentOf(api, organization, place), ({ what, left_out }) =>
         left_out.length === 0 ? what : `${what}, without ${left_out.join(' and ')}`)
     }
-    if (place !== undefined) {
-      await check('cached copy', async () => recall({ service, organization: named ?? '', place: textOfPlace(place) }, Infinity), ({ age }) => `${ageText(age)} old`)
+    const binding = place && bindingOf(service, named ?? '', textOfPlace(place))
+    if (binding !== undefined) {
+      await check('cached copy', async () => recall(binding, Infinity), ({ age }) => `${ageText(age)} old`)
     }
   }
   if (options.json === true) printJson(rows)
