@@ -336,7 +336,7 @@ t.test('the scopes through teams are found among very many projects by reading a
     t.ok(reads.some(inTeams))
     // The query must not read all rows of the teams. The plan rounds the number of rows of repeated look-ups.
     t.ok(most(reads, inTeams) <= 4 * held, `${mode} plan: ${JSON.stringify(reads)}`)
-    t.ok(most(reads, of('team_members')) <= PROJECT_ROLES.length * teams, `${mode} plan: ${JSON.stringify(reads)}`)
+    t.ok(most(reads, of('team_members')) <= (PROJECT_ROLES.length + 1) * teams, `${mode} plan: ${JSON.stringify(reads)}`)
   }
   const offered = [...page.matchAll(/name="scope" value="([^"]+)"/g)].map(([, scope]) => scope)
   t.strictSame(offered, ['secret:read', 'secret:write', 'secret:history'])
