@@ -512,8 +512,9 @@ function readDestination (text: string): Destination | undefined {
 function readAuthorities (path: string) {
   try {
     const text = readFileSync(path, 'utf8')
-    createSecureContext({ ca: text })
-    return text.includes('-----BEGIN CERTIFICATE-----') ? text : undefined
+    // Only as a certificate, not as an authority, is a malformed one refused.
+    createSecureContext({ cert: text })
+    return text === '' ? undefined : text
   } catch {
     return undefined
   }

@@ -1,6 +1,6 @@
 import { lookup, Resolver } from 'node:dns/promises'
 import { isIP, type LookupFunction } from 'node:net'
-import { rootCertificates } from 'node:tls'
+import { createSecureContext, rootCertificates } from 'node:tls'
 import ipaddr from 'ipaddr.js'
 import type { Config, Destination } from '../config.ts'
 import { Gate, type Limit } from '../gate.ts'
@@ -49,7 +49,8 @@ export function createOutgoing (
   resolve: Resolve = resolveName
 ): Outgoing {
   const gate = new Gate(concurrency, { work: 'outgoing requests', timeout })
-  const ca = authorities === undefined ? undefined : [...rootCertificates, authorities]
+  const trust = authorities !== undefined &&
+    { secureContext: createSecureContext({ ca: [...rootCertificates, authorities] }) }
 
   async function allowedAddresses ({ hostname, port }: URL, signal: AbortSignal) {
     const host = hostname.replace(/^\[(.*)\]$/, '$1')
@@ -73,7 +74,7 @@ export function createOutgoing (
     const { Client } = await import('undici')
     // A client for each request: a pooled connection would outlive the check of its address.
     const client = new Client(url.origin, {
-      connect: { lookup: toChecked, rejectUnauthorized: true, timeout, ...(ca !== undefined && { ca }) },
+      connect: { lookup: toChecked, rejectUnauthorized: true, timeout, ...trust },
       maxResponseSize: bytes
     })
     try {

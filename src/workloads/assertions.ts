@@ -1,7 +1,4 @@
-import {
-  createLocalJWKSet, decodeJwt, decodeProtectedHeader, errors, jwtVerify, type JSONWebKeySet, type JWTPayload,
-  type JWTVerifyGetKey, type JWTVerifyOptions
-} from 'jose'
+import type { errors, JSONWebKeySet, JWTPayload, JWTVerifyGetKey, JWTVerifyOptions } from 'jose'
 import { ASSERTION_LENGTH, type FailedCheck } from '../../schemas/workloads.ts'
 import { sha256 } from '../crypto/primitives.ts'
 import {
@@ -27,13 +24,15 @@ const CHECKS: Readonly<Record<string, FailedCheck>> = {
 export async function verifyAssertion (
   issuers: Issuers, rule: AssertionRule, assertion: string, now: Date
 ): Promise<AssertionResult> {
-  const check = headerCheck(rule, assertion)
+  // Imports jose with the first assertion, to keep the start fast.
+  const jose = await import('jose')
+  const check = headerCheck(jose, rule, assertion)
   if (check !== undefined) return refused(check)
   const keys = rule.jwks === null
     ? issuers.keysOf(rule.organization_id, rule.issuer)
-    : createLocalJWKSet(rule.jwks as JSONWebKeySet)
+    : jose.createLocalJWKSet(rule.jwks as JSONWebKeySet)
   try {
-    const payload = await verifiedPayload(assertion, keys, {
+    const payload = await verifiedPayload(jose, assertion, keys, {
       algorithms: ALGORITHMS,
       issuer: rule.issuer,
       audience: rule.audience,
@@ -44,15 +43,19 @@ export async function verifyAssertion (
     })
     return accept(rule, assertion, payload, now)
   } catch (error) {
-    return refusalOf(error as Error, rule)
+    return refusalOf(jose, error as Error, rule)
   }
 }
+
+type Jose = typeof import('jose')
 
 const refused = (check: FailedCheck, verified: AssertionClaims | null = null): RefusedAssertion =>
   ({ accepted: false, check, verified })
 
 // The checks that need no key. The issuer is checked here too, so that a token of another issuer loads no keys.
-function headerCheck ({ issuer }: AssertionRule, assertion: string): FailedCheck | undefined {
+function headerCheck (
+  { decodeJwt, decodeProtectedHeader }: Jose, { issuer }: AssertionRule, assertion: string
+): FailedCheck | undefined {
   if (assertion.length > ASSERTION_LENGTH || !/^[\w-]+\.[\w-]+\.[\w-]*$/.test(assertion)) return 'format'
   try {
     const header = decodeProtectedHeader(assertion)
@@ -66,7 +69,7 @@ function headerCheck ({ issuer }: AssertionRule, assertion: string): FailedCheck
 }
 
 async function verifiedPayload (
-  assertion: string, keys: JWTVerifyGetKey, options: JWTVerifyOptions
+  { errors, jwtVerify }: Jose, assertion: string, keys: JWTVerifyGetKey, options: JWTVerifyOptions
 ): Promise<JWTPayload> {
   try {
     return (await jwtVerify(assertion, keys, options)).payload
@@ -78,7 +81,7 @@ async function verifiedPayload (
       try {
         return (await jwtVerify(assertion, key, options)).payload
       } catch (error) {
-        if (isOfClaims(error as Error)) throw error
+        if (isOfClaims(errors, error as Error)) throw error
       }
     }
     throw new errors.JWSSignatureVerificationFailed()
@@ -87,12 +90,12 @@ async function verifiedPayload (
 
 type ClaimsError = errors.JWTClaimValidationFailed | errors.JWTExpired
 
-const isOfClaims = (error: Error): error is ClaimsError =>
+const isOfClaims = (errors: Jose['errors'], error: Error): error is ClaimsError =>
   error instanceof errors.JWTClaimValidationFailed || error instanceof errors.JWTExpired
 
-function refusalOf (error: Error, { preset }: AssertionRule): RefusedAssertion {
+function refusalOf ({ errors }: Jose, error: Error, { preset }: AssertionRule): RefusedAssertion {
   if (error instanceof IssuerError) return refused(error.check)
-  if (isOfClaims(error)) {
+  if (isOfClaims(errors, error)) {
     const isTooOld = error instanceof errors.JWTExpired && error.claim === 'iat'
     return refused(isTooOld ? 'age' : CHECKS[error.claim] ?? 'claims', claimsFor(preset, error.payload))
   }

@@ -1,4 +1,4 @@
-import { createLocalJWKSet, errors, type JWTVerifyGetKey } from 'jose'
+import type { JWTVerifyGetKey } from 'jose'
 import { LRUCache } from 'lru-cache'
 import { WorkOverloaded } from '../gate.ts'
 import { OutgoingError, type Outgoing, type OutgoingFailure, type OutgoingLimits } from '../outgoing/client.ts'
@@ -100,6 +100,7 @@ export function createIssuers (
       try {
         return await keys(header, token)
       } catch (error) {
+        const { errors } = await import('jose')
         if (!(error instanceof errors.JWKSNoMatchingKey) || !mayLoad(issuer)) throw error
         await load(organization, issuer).catch(() => {})
         return await (await current(organization, issuer))(header, token)
@@ -113,5 +114,6 @@ async function fetchKeys (outgoing: Outgoing, organization: string, issuer: stri
   const { issuer: named, jwks_uri } = Object(JSON.parse(await outgoing.get(organization, discovery)))
   if (named !== issuer) throw new OutgoingError('response', 'the discovery document names another issuer')
   const text = await outgoing.get(organization, String(jwks_uri))
+  const { createLocalJWKSet } = await import('jose')
   return { keys: createLocalJWKSet(JSON.parse(text)), characters: text.length }
 }

@@ -282,7 +282,8 @@ t.test('OUTGOING_CA is a file with certificates', async (t) => {
   const certificates = rootCertificates.slice(0, 2).join('\n')
   writeFileSync(path, certificates)
   t.equal(loadConfig({ OUTGOING_CA: path }).outgoing.authorities, certificates)
-  for (const text of ['', 'x', '-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n']) {
+  const malformed = '-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n'
+  for (const text of ['', '\n', 'x', malformed, `${certificates}\n${malformed}`, certificates.slice(0, -200)]) {
     writeFileSync(path, text)
     t.match(refusal(() => loadConfig({ OUTGOING_CA: path })), /^OUTGOING_CA is .*; allowed: the path of a file with certificates in PEM$/)
   }

@@ -159,8 +159,10 @@ t.test('WI-09 `iss`, `sub`, `aud`, `exp` and `iat` are required, and of their ty
   ]
   for (const [claim, expected, values] of cases) {
     for (const value of values) {
-      const result = await verify(await own({ [claim]: value }))
-      t.equal(result.accepted ? 'accepted' : result.check, expected, `${claim} = ${JSON.stringify(value)}`)
+      for (const single_use of [false, true]) {
+        const told = await check(await own({ [claim]: value }), ruleOf({ single_use }))
+        t.equal(told, expected, `${claim} = ${JSON.stringify(value)}`)
+      }
     }
   }
   for (const aud of [AUDIENCE, [AUDIENCE], ['https://kubernetes.default.svc', AUDIENCE]]) t.equal(await check(await own({ aud })), 'accepted')
@@ -231,7 +233,7 @@ t.test('WI-11 an assertion is identified by its jti, otherwise by header and pay
     t.not(second, assertion)
     t.equal(await spend(second), expected, 'the twin of the signature')
   }
-  t.match(await spend(await own({ jti: 'a\u0000'.repeat(5000) })), /^[0-9a-f]{64}$/, 'it can be stored')
+  t.match(await spend(await own({ jti: 'a\u0000'.repeat(1000) })), /^[0-9a-f]{64}$/, 'it can be stored')
 })
 
 t.test('WI-10 claims have exactly the values of the rule, of the same type', async (t) => {
