@@ -343,6 +343,18 @@ t.test('yaml: a removed name below a block scalar leaves its lines out of the sc
   ])
 })
 
+t.test('yaml: no tab indents a line below a changed or removed value, for other readers', async (t) => {
+  check(t, 'yaml', [
+    ['a: 1\n \t\nb: 2\n', { a: 'x: y' }, [], "a: 'x: y'\n \nb: 2\n"],
+    ['a: 1\r\n\t\r\n \t# c\r\nb: 2\r\n', { a: '3' }, [], "a: '3'\r\n\r\n # c\r\nb: 2\r\n"],
+    ['a: 1\n\t\nb: 2\n \t', {}, ['a', 'b'], '\n '],
+    ['a:\n- 1\n \t\nb: 2\n', { a: 'x: y' }, [], "a: 'x: y'\n \nb: 2\n"],
+    ['a: 1\n \t\nb: 2\n \t\n', { b: '3' }, [], "a: 1\n \t\nb: '3'\n \n", 'other lines stay'],
+    ['a: 1\n\t\n', { b: '2' }, [], "a: 1\n\t\nb: '2'\n", 'lines above a new name stay'],
+    ['a: |+\n  x\nb: 1\n \t\nc: 2\n', {}, ['b'], 'a: |+\n  x\nc: 2\n']
+  ])
+})
+
 t.test('yaml: a last line of a block scalar without a line ending stays the last line, also for other readers', async (t) => {
   check(t, 'yaml', [
     ['# c\na: 1\nk: |\n  x', { b: '2', c: '3' }, [], "# c\nb: '2'\nc: '3'\na: 1\nk: |\n  x", 'new names go to the top'],

@@ -90,7 +90,8 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
     if (isRemoved[index]) {
       const removed = lines(text, item)
       splices.push(removed)
-      if (attempt > 0 && block !== undefined) {
+      if (attempt === 0 || block === undefined) splices.push(...withoutTabs(text, removed.to))
+      else {
         const below = linesBelow(text, removed.to, block, indentation, attempt > 1)
         splices.push(below)
         if (below.text.includes('#')) block = undefined
@@ -200,6 +201,17 @@ function lines (text: string, item: Item): Splice {
 const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*(?:#[^\r\n]*|$))?/y
 
 /**
+ * The blank lines and comments below a pair that is changed or removed, without tabs in their indentation: PyYAML and
+ * yaml.v3 of Go read such a tab below a plain value, and refuse it below other values.
+ */
+function withoutTabs (text: string, from: number): Splice[] {
+  const to = endOfMatch(LINES_BELOW, text, from)
+  const below = text.slice(from, to)
+  const changed = below.replace(/^( *)\t[ \t]*(?=#|\r?$)/gm, '$1')
+  return changed === below ? [] : [{ from, to, text: changed }]
+}
+
+/**
  * The lines below a removed pair. Outdents the first comment if it would become a line of the block scalar above the
  * pair; then it ends the scalar. If `isTight`, removes the blank lines above the comment that would be in its value.
  */
@@ -227,7 +239,10 @@ function restOfLine (text: string, at: number) {
 function changeValue (source: Source, { item, node }: Member, patch: PatchValue, quoted: boolean): Splice[] {
   // Members are merged into the mapping that an alias refers to, which replaces the alias.
   const before = 'members' in patch && isAlias(node.value) ? source.found.typedOf!(node.value) : undefined
-  const replaced = () => replaceValue(source, item, mergedJson(before, patch), quoted)
+  const replaced = () => [
+    ...replaceValue(source, item, mergedJson(before, patch), quoted),
+    ...(source.token?.type === 'block-map' ? withoutTabs(source.text, restOfLine(source.text, itemEnd(item)!)) : [])
+  ]
   if ('text' in patch || !isMap(node.value)) return replaced()
   const nested: Source = { ...source, map: node.value as YAMLMap, ...partsOf(node.value as YAMLMap) }
   const { token, members } = nested
@@ -244,10 +259,14 @@ function changeValue (source: Source, { item, node }: Member, patch: PatchValue,
     const pairs = pairsOf(added, flowStyle(members.map(({ item }) => item), quoted), ' ')
     return [...splices, ...changeFlow(source.text, token, isRemoved, pairs, source.lineEnd)]
   }
+  const without = (item: Item) => {
+    const removed = lines(source.text, item)
+    return [removed, ...withoutTabs(source.text, removed.to)]
+  }
   const between = source.lineEnd + ' '.repeat(token.indent)
   const at = itemStart(firstKept.item)
   const pairs = pairsOf(added, quoted ? 'double' : 'plain', between).map((pair) => ({ from: at, to: at, text: pair + between }))
-  return [...splices, ...members.flatMap(({ item }, i) => isRemoved[i] ? [lines(source.text, item)] : []), ...pairs]
+  return [...splices, ...members.flatMap(({ item }, i) => isRemoved[i] ? without(item) : []), ...pairs]
 }
 
 /** Replaces the value of a pair by a JSON value. The anchor and the comments around the value stay. */
