@@ -201,7 +201,7 @@ function lines (text: string, item: Item): Splice {
 const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*(?:#[^\r\n]*|$))?/y
 
 /**
- * The blank lines and comments below a pair that is changed or removed, without tabs in their indentation: PyYAML and
+ * The blank lines and comments below a pair that is changed or removed, without tabs in their indentation: libyaml and
  * yaml.v3 of Go read such a tab below a plain value, and refuse it below other values.
  */
 function withoutTabs (text: string, from: number): Splice[] {
