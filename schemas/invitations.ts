@@ -37,11 +37,11 @@ const NIMBUS = { name: 'Nimbus Weather', slug: 'my-organization' }
  */
 export const Invitation = Resource('invitations', { title: 'Invitation', id: ID }, {
   email: Example(Type.String({ description: 'the address as the inviter typed it' }), 'rosa@nimbus.example'),
-  role,
-  place: Example(InvitedPlace, null),
+  role: Example(RoleName, 'guest'),
+  place: Example(InvitedPlace, { project: 'orbit', target: 'backend', environment: 'live' }),
   place_role: Example(Nullable(Type.String({
     description: 'the role in the place, a `ProjectRole`; null for an invitation without a place'
-  })), null),
+  })), 'developer'),
   status: Type.Literal('invited'),
   invited_by: Example(Inviter, { type: 'api_token', id: '3', name: 'First token' }),
   expires_at,

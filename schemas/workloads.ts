@@ -167,6 +167,17 @@ export const UpdateWorkloadBody = Body({
 }, { title: 'UpdateWorkloadBody', examples: [{ enabled: false }] })
 export type UpdateWorkloadBody = Static<typeof UpdateWorkloadBody>
 
+// The key of RFC 7517, appendix A.1.
+const KEYS = {
+  keys: [{
+    kty: 'EC',
+    crv: 'P-256',
+    kid: '1',
+    x: 'MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4',
+    y: '4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM'
+  }]
+}
+
 const attributes = {
   public_id: Example(Type.String({
     description: 'the `client_id` with which a workload exchanges its token'
@@ -174,16 +185,16 @@ const attributes = {
   name: Example(Type.String(), 'Deployment'),
   description: NullableDescription,
   enabled: Example(Type.Boolean(), true),
-  preset: Example(WordOrNull(PRESETS), 'github-actions'),
-  issuer: Example(Type.String(), 'https://token.actions.githubusercontent.com'),
-  jwks: Example(Nullable(JwkSet), null),
+  preset: Example(WordOrNull(PRESETS), 'kubernetes'),
+  issuer: Example(Type.String(), 'https://kubernetes.default.svc'),
+  jwks: Example(Nullable(JwkSet), KEYS),
   audience: Example(Type.String(), 'https://secrets.example.com'),
-  claims: Example(Claims, CLAIMS),
+  claims: Example(Claims, { sub: 'system:serviceaccount:orbit:backend' }),
   scopes: Example(Type.Array(AbilityName), ['secret:read', 'secret:decrypt']),
   restrictions: Example(Type.Array(Restriction, { description: 'empty: the whole organization' }), []),
   lifetime: Example(Type.Integer(), 900),
-  single_use: Example(Type.Boolean(), true),
-  max_assertion_age: Example(Type.Integer(), 3600),
+  single_use: Example(Type.Boolean(), false),
+  max_assertion_age: Example(Type.Integer(), 86_400),
   created_by: Example(Described(TokenCreator, {
     description: 'the creator. The rule belongs to the organization, and stays if the creator leaves'
   }), { type: 'api_token', id: 1, name: 'First token' }),

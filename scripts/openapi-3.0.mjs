@@ -83,9 +83,9 @@ function choiceOf (choices) {
   // `nullable` requires a `type` in the same schema.
   const [only] = others
   const name = nameIn(only)
-  return name === undefined
-    ? { ...convert(only), ...nullable }
-    : { ...typeOf(schemas[name].type), allOf: [only], ...nullable }
+  if (name === undefined) return { ...convert(only), ...nullable }
+  const { $ref, ...description } = only
+  return { ...typeOf(schemas[name].type), allOf: [{ $ref }], ...description, ...nullable }
 }
 
 // Each operation has the parameters of its path, as older generators expect.
