@@ -381,12 +381,12 @@ t.test('the checker reports a breach of each kind', async (t) => {
     ['src/vault/keys/keys.ts', "import { principalOf } from '../../http/routes/actor.ts'"],
     ['src/vault/keys/keys.ts', "import { randomBytes } from 'node:crypto'"],
     ['src/http/guard/access.ts', "import { dataKeyOf } from '../../vault/keys/keys.ts'"],
-    ['src/plugins/tokens.ts', "import type { x } from './projects.ts'"],
-    ['src/plugins/tokens.ts', "import Fastify from 'fastify'"],
-    ['src/plugins/tokens.ts', "import { sql } from 'drizzle-orm'"],
+    ['src/plugins/people/tokens.ts', "import type { x } from './members.ts'"],
+    ['src/plugins/people/tokens.ts', "import Fastify from 'fastify'"],
+    ['src/plugins/people/tokens.ts', "import { sql } from 'drizzle-orm'"],
     ['src/http/observability/log.ts', "import { createHmac } from 'node:crypto'"],
     ['src/repositories/people/tokens.ts', "import { readFileSync } from 'node:fs'"],
-    ['src/plugins/members.ts', "import { createTransport } from 'nodemailer'"],
+    ['src/plugins/people/members.ts', "import { createTransport } from 'nodemailer'"],
     ['src/mail/messages.ts', "import type { User } from '../repositories/users.ts'"],
     ['src/commands/serve/serve.ts', "import { main } from '../../cli.ts'"]
   ]

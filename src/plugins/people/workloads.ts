@@ -1,32 +1,32 @@
 import type { FastifyRequest } from 'fastify'
-import { canonicalAbilities, canonicalList, type Scope } from '../../schemas/scopes.ts'
-import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
+import { canonicalAbilities, canonicalList, type Scope } from '../../../schemas/scopes.ts'
+import { NamedListQuery, NoContent } from '../../../schemas/shapes.ts'
 import {
   CreateWorkloadBody, MAX_WORKLOADS, TestedWorkload, TestWorkloadBody, UpdateWorkloadBody, Workload, WorkloadAnswer,
   WorkloadParams, WORKLOAD_SCOPES, type FailedCheck
-} from '../../schemas/workloads.ts'
-import { change } from '../changes/change.ts'
-import { readNow, type Db } from '../db/database.ts'
-import { refuseWider, requireRestriction, resolveRestrictions, restrictionsIn } from '../http/guard/authority.ts'
-import { actorOf, makerOf, principalOf } from '../http/routes/actor.ts'
-import { requireCurrent } from '../http/repeats/etags.ts'
-import type { Domain, Rule } from '../http/routes/types.ts'
-import { eventOf } from '../repositories/audit/audit.ts'
+} from '../../../schemas/workloads.ts'
+import { change } from '../../changes/change.ts'
+import { readNow, type Db } from '../../db/database.ts'
+import { refuseWider, requireRestriction, resolveRestrictions, restrictionsIn } from '../../http/guard/authority.ts'
+import { actorOf, makerOf, principalOf } from '../../http/routes/actor.ts'
+import { requireCurrent } from '../../http/repeats/etags.ts'
+import type { Domain, Rule } from '../../http/routes/types.ts'
+import { eventOf } from '../../repositories/audit/audit.ts'
 import {
   countRules, createRule, deleteRule, findRestore, findRule, findRuleSlices, isSpent, listRules, showRule, updateRule,
   type RuleRow, type ShownRule
-} from '../repositories/people/workloads.ts'
-import { fail, refuse } from '../rules/api-error.ts'
-import { parseId } from '../rules/formats/ids.ts'
-import { requireNewName } from '../rules/formats/names.ts'
-import { mustBeOneOf } from '../rules/formats/phrases.ts'
-import { answerPage } from '../rules/pagination.ts'
-import { coversAll } from '../rules/slices.ts'
+} from '../../repositories/people/workloads.ts'
+import { fail, refuse } from '../../rules/api-error.ts'
+import { parseId } from '../../rules/formats/ids.ts'
+import { requireNewName } from '../../rules/formats/names.ts'
+import { mustBeOneOf } from '../../rules/formats/phrases.ts'
+import { answerPage } from '../../rules/pagination.ts'
+import { coversAll } from '../../rules/slices.ts'
 import {
   defaultsOf, isBeforeRestore, requireBound, requireClaims, requireIssuer, requirePublicKeys, storedKeys
-} from '../rules/workload-presets.ts'
-import { verifyAssertion } from '../workloads/assertions.ts'
-import { inheritedWarning } from '../vault/documents/open-documents.ts'
+} from '../../rules/workload-presets.ts'
+import { verifyAssertion } from '../../workloads/assertions.ts'
+import { inheritedWarning } from '../../vault/documents/open-documents.ts'
 
 const toItem = ({ id, attributes }: ShownRule) => ({ type: 'workloads' as const, id: String(id), attributes })
 

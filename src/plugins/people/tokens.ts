@@ -1,39 +1,39 @@
 import type { FastifyRequest } from 'fastify'
-import { CONSOLE_CLIENT } from '../../schemas/console.ts'
-import { canonicalAbilities, canonicalList, SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
-import { NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
+import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
+import { canonicalAbilities, canonicalList, SCOPE_NAMES, type Ability, type Scope } from '../../../schemas/scopes.ts'
+import { NoContent, PAGE_SIZE } from '../../../schemas/shapes.ts'
 import {
   ApiTokenAnswer, ApiTokenList, CreateTokenBody, CreatedToken, ListTokensQuery, NOT_AGAIN, RotateTokenBody,
   RotatedToken, TokenParams, UpdateTokenBody, type Restriction
-} from '../../schemas/tokens.ts'
-import { change } from '../changes/change.ts'
-import { mintApiToken, storedToken } from '../crypto/bearer.ts'
-import { readNow, type Db } from '../db/database.ts'
-import { findSlugs, idsOf } from '../db/rows/slugs.ts'
-import { inTurn, type Turn } from '../http/guard/turns.ts'
-import { writeIfLarge } from '../http/responses/large-responses.ts'
-import { actorOf, makerOf, principalOf } from '../http/routes/actor.ts'
+} from '../../../schemas/tokens.ts'
+import { change } from '../../changes/change.ts'
+import { mintApiToken, storedToken } from '../../crypto/bearer.ts'
+import { readNow, type Db } from '../../db/database.ts'
+import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
+import { inTurn, type Turn } from '../../http/guard/turns.ts'
+import { writeIfLarge } from '../../http/responses/large-responses.ts'
+import { actorOf, makerOf, principalOf } from '../../http/routes/actor.ts'
 import {
   refuseAs, refuseWider, requireRestriction, resolveRestrictions, restrictionsIn
-} from '../http/guard/authority.ts'
-import type { RedactedReplay } from '../http/repeats/idempotency.ts'
-import type { Domain, Rule } from '../http/routes/types.ts'
-import { eventOf } from '../repositories/audit/audit.ts'
-import type { Principal } from '../repositories/people/principals.ts'
+} from '../../http/guard/authority.ts'
+import type { RedactedReplay } from '../../http/repeats/idempotency.ts'
+import type { Domain, Rule } from '../../http/routes/types.ts'
+import { eventOf } from '../../repositories/audit/audit.ts'
+import type { Principal } from '../../repositories/people/principals.ts'
 import {
   areManyRestricted, createToken, deleteTokens, endsWith, findSlices, findToken, hasMadeInherited,
   lockTokenSupport, listTokens, lockToken, findReachedTokenLimit, rotateToken, showToken, updateToken,
   type LockedToken, type TokenRow
-} from '../repositories/people/tokens.ts'
-import { fail, refuse } from '../rules/api-error.ts'
-import { requireNewName } from '../rules/formats/names.ts'
-import { mustBeOneOf } from '../rules/formats/phrases.ts'
-import { parseId } from '../rules/formats/ids.ts'
-import { pageMeta, pageOf } from '../rules/pagination.ts'
-import { coversAll, keepInherited, restrictionOf, textOf, type SentSlice, type Slice } from '../rules/slices.ts'
-import { requireTimestamp } from '../rules/formats/timestamps.ts'
-import { inheritedWarning } from '../vault/documents/open-documents.ts'
-import { deleteUngiven } from '../vault/memberships.ts'
+} from '../../repositories/people/tokens.ts'
+import { fail, refuse } from '../../rules/api-error.ts'
+import { requireNewName } from '../../rules/formats/names.ts'
+import { mustBeOneOf } from '../../rules/formats/phrases.ts'
+import { parseId } from '../../rules/formats/ids.ts'
+import { pageMeta, pageOf } from '../../rules/pagination.ts'
+import { coversAll, keepInherited, restrictionOf, textOf, type SentSlice, type Slice } from '../../rules/slices.ts'
+import { requireTimestamp } from '../../rules/formats/timestamps.ts'
+import { inheritedWarning } from '../../vault/documents/open-documents.ts'
+import { deleteUngiven } from '../../vault/memberships.ts'
 
 // The value of a token is never stored, not even for an `Idempotency-Key`. After a loss, the client rotates the token.
 const VALUE: RedactedReplay = {
