@@ -27,7 +27,7 @@ const InvitedPlace = Nullable(Type.Object({
   description: 'the place in which the person gets `place_role` by accepting; null without one, and if it was deleted'
 }))
 
-const role = Example(RoleName, 'developer')
+const role = Example(RoleName, 'guest')
 const expires_at = Example(Timestamp, '2026-03-08T12:00:00.000Z')
 const NIMBUS = { name: 'Nimbus Weather', slug: 'my-organization' }
 
@@ -37,7 +37,7 @@ const NIMBUS = { name: 'Nimbus Weather', slug: 'my-organization' }
  */
 export const Invitation = Resource('invitations', { title: 'Invitation', id: ID }, {
   email: Example(Type.String({ description: 'the address as the inviter typed it' }), 'rosa@nimbus.example'),
-  role: Example(RoleName, 'guest'),
+  role,
   place: Example(InvitedPlace, { project: 'orbit', target: 'backend', environment: 'live' }),
   place_role: Example(Nullable(Type.String({
     description: 'the role in the place, a `ProjectRole`; null for an invitation without a place'
@@ -84,7 +84,7 @@ export const AcceptedInvitation = Answer('AcceptedInvitation', {
     id: Ulid,
     attributes: Example(
       Type.Object({ name: Type.String(), slug: Slug, role: RoleName }, { title: 'JoinedAttributes' }),
-      { ...NIMBUS, role: 'developer' }
+      { ...NIMBUS, role: 'guest' }
     )
   }, { title: 'JoinedOrganization' })
 })

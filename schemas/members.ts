@@ -15,7 +15,7 @@ export const Member = Resource('members', { title: 'Member', id: '17' }, {
   user_id: Example(Type.Integer(), 17),
   email: Example(Type.String(), 'rosa@nimbus.example'),
   name: Example(Type.String(), 'Rosa Quill'),
-  role: Example(RoleName, 'developer'),
+  role: Example(RoleName, 'guest'),
   status: Example(OneOf(MEMBER_STATUSES), 'active'),
   joined_at: Timestamp
 })
@@ -29,7 +29,15 @@ export const InviteMemberBody = Body({
       'place, which is made if there is none; also needs team:update'
   })),
   place_role: Type.Optional(PublishedAs(RoleInBody, ProjectRole))
-}, { title: 'InviteMemberBody', examples: [{ email: 'rosa@nimbus.example', role: 'developer' }] })
+}, {
+  title: 'InviteMemberBody',
+  examples: [{
+    email: 'rosa@nimbus.example',
+    role: 'guest',
+    place: { project: 'orbit', target: 'backend', environment: 'live' },
+    place_role: 'developer'
+  }]
+})
 export type InviteMemberBody = Static<typeof InviteMemberBody>
 
 export const UpdateMemberBody = Body({

@@ -51,6 +51,23 @@ export const CLAIM_LIMITS = { claims: 20, values: 50, name: 128 } as const
 const ClaimValues = Type.Union([ClaimValue, Type.Array(ClaimValue, { minItems: 1, maxItems: CLAIM_LIMITS.values })])
 export type Claims = Record<string, Static<typeof ClaimValues>>
 const CLAIMS = { repository_id: '4711', ref: 'refs/heads/main' }
+
+// The examples trust a service account of a cluster. The key is that of RFC 7517, appendix A.1.
+const CLUSTER = {
+  preset: 'kubernetes' as const,
+  issuer: 'https://kubernetes.default.svc',
+  jwks: {
+    keys: [{
+      kty: 'EC',
+      crv: 'P-256',
+      kid: '1',
+      x: 'MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4',
+      y: '4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM'
+    }]
+  },
+  claims: { sub: 'system:serviceaccount:orbit:backend' }
+}
+
 const Claims = Type.Unsafe<Claims>(Type.Object({}, {
   title: 'WorkloadClaims',
   description: 'claims at the top level of the token: the exact value, or a list of values. `true` and `"true"` ' +
@@ -142,9 +159,7 @@ export const CreateWorkloadBody = Body({
   title: 'CreateWorkloadBody',
   examples: [{
     name: 'Deployment',
-    preset: 'github-actions',
-    issuer: 'https://token.actions.githubusercontent.com',
-    claims: CLAIMS,
+    ...CLUSTER,
     scopes: ['secret:read', 'secret:decrypt']
   }]
 })
@@ -167,17 +182,6 @@ export const UpdateWorkloadBody = Body({
 }, { title: 'UpdateWorkloadBody', examples: [{ enabled: false }] })
 export type UpdateWorkloadBody = Static<typeof UpdateWorkloadBody>
 
-// The key of RFC 7517, appendix A.1.
-const KEYS = {
-  keys: [{
-    kty: 'EC',
-    crv: 'P-256',
-    kid: '1',
-    x: 'MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4',
-    y: '4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM'
-  }]
-}
-
 const attributes = {
   public_id: Example(Type.String({
     description: 'the `client_id` with which a workload exchanges its token'
@@ -185,11 +189,11 @@ const attributes = {
   name: Example(Type.String(), 'Deployment'),
   description: NullableDescription,
   enabled: Example(Type.Boolean(), true),
-  preset: Example(WordOrNull(PRESETS), 'kubernetes'),
-  issuer: Example(Type.String(), 'https://kubernetes.default.svc'),
-  jwks: Example(Nullable(JwkSet), KEYS),
+  preset: Example(WordOrNull(PRESETS), CLUSTER.preset),
+  issuer: Example(Type.String(), CLUSTER.issuer),
+  jwks: Example(Nullable(JwkSet), CLUSTER.jwks),
   audience: Example(Type.String(), 'https://secrets.example.com'),
-  claims: Example(Claims, { sub: 'system:serviceaccount:orbit:backend' }),
+  claims: Example(Claims, CLUSTER.claims),
   scopes: Example(Type.Array(AbilityName), ['secret:read', 'secret:decrypt']),
   restrictions: Example(Type.Array(Restriction, { description: 'empty: the whole organization' }), []),
   lifetime: Example(Type.Integer(), 900),
