@@ -261,7 +261,7 @@ t.test('with an account, the link leads to the account page: it signs no person 
   t.equal(other.status, 403)
   t.match(other.text, /This invitation is for another address/)
   const browser = await signedIn(rosa)
-  t.match((await browser.open('/account')).text, /Nimbus, as developer, invited by Person \d+, until /)
+  t.match((await browser.open('/account')).text, /<strong>Nimbus<\/strong> <span>as developer, invited by Person \d+, valid until \d{4}/)
 })
 
 t.test('an account that the operator made gets its first password by the link of an invitation', async (t) => {
@@ -342,7 +342,7 @@ t.test('Leave asks once, on a page that says what ends; only then does the perso
 t.test('a person who leaves, on the page or by API, has one own event of that; a removed person has none', async (t) => {
   const rosa = await makePerson(service)
   const [browser, theirs] = [await signedIn(rosa), await as(rosa)]
-  const leavings = async () => [...(await browser.open('/account')).text.matchAll(/: organization left \(([^)]*)\), ([^<]*)</g)]
+  const leavings = async () => [...(await browser.open('/account')).text.matchAll(/<span>organization left \(([^)]*)\), ([^<]*)</g)]
     .map(([, details, from]) => [details, from])
   const [one, other, third] = [await nimbus(), await nimbus(), await nimbus()]
   for (const { invite } of [one, other, third]) await press(browser, 'invitations/accept', await invite(rosa.email))
@@ -379,13 +379,13 @@ t.test('the page and the mail name the inviter in the same words, in lower case 
     await bearer(token)('POST', `/organizations/${organization}/members`, { email: to, role: 'developer' })
   }
   const joining = (await visitor(address).open(await linkTo(email))).text
-  t.match((await browser.open('/account')).text, /Nimbus, as developer, invited by the API token Test token, until /)
+  t.match((await browser.open('/account')).text, /<strong>Nimbus<\/strong> <span>as developer, invited by the API token Test token, valid until /)
   t.match(joining, /<strong>Nimbus<\/strong>, as developer, by the API token Test token\./)
   t.match((await mailsTo(email)).at(-1)!.text, /^the API token "Test token" invites you to the organization "Nimbus" at /m)
   // Invitations of the operator have no inviter.
   await service.write(`UPDATE invitations SET invited_by_type = NULL, invited_by_id = NULL, invited_by_name = NULL
     WHERE organization_id = '${organization}'`)
-  t.match((await browser.open('/account')).text, /, invited by the operator, until /)
+  t.match((await browser.open('/account')).text, /, invited by the operator, valid until /)
 })
 
 t.test('an access token lists, accepts and declines invitations within its scopes; an API token does not', async (t) => {
