@@ -1,15 +1,14 @@
 import { useState } from 'preact/hooks'
 import { KINDS, levelOf, type Cell, type Column, type Kind, type Row } from './levels.ts'
 import { MatrixTable } from './matrix-table.tsx'
-import { readPath, type Project } from './secrets.tsx'
+import type { Project } from './rights.ts'
+import { readPath } from './secrets.tsx'
 import { Later, Show, useLoad } from './ui.tsx'
 import type { Values } from './values.ts'
 
 /** The matrix of a client-managed project: the browser reads and decrypts all levels. */
-export function ClientMatrix ({ project, columns }: { project: Project, columns: readonly Column[] }) {
-  if (project.format === 'yaml' || project.format === 'text') return <p>Only a level as a whole can be shown: open one below.</p>
-  return <Later name='matrix.open' kind='main'><ClientTable project={project} columns={columns} /></Later>
-}
+export const ClientMatrix = ({ project, columns }: { project: Project, columns: readonly Column[] }) =>
+  <Later name='matrix.open' kind='main'><ClientTable project={project} columns={columns} /></Later>
 
 function ClientTable ({ project, columns }: { project: Project, columns: readonly Column[] }) {
   const [done, setDone] = useState(0)

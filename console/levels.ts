@@ -1,9 +1,14 @@
+import { signal } from '@preact/signals'
 import { ApiError, call, type Reply, type Request, type Schemas } from './api.ts'
 import { openBlob, sealBlob } from '../src/client/keys.ts'
 import { heldKey, isOpen } from './held-keys.ts'
+import { shownProject } from './rights.ts'
 import { changeValues, compareValues, isNestedJson, nestedValues, problemIn, readValues, type Comparison, type Format, type NameChange } from './values.ts'
 
 // A level is a project, a target or an environment. Each kind has operations of its own.
+
+/** The name that the page of a level shows first, after a search. */
+export const sought = signal('')
 
 /** The names of a level in paths. */
 type Part = string | undefined
@@ -13,9 +18,17 @@ export type Kind = typeof KINDS[number]
 
 export const kindOf = ({ target, environment }: Level): Kind =>
   environment !== undefined ? 'environment' : target !== undefined ? 'target' : 'project'
+/** The name of a target, an environment or of the project without both; the slug where the name is not known. */
+export function nameOf ({ project, target, environment }: Omit<Level, 'organization'>): string {
+  const known = shownProject.value?.slug === project ? shownProject.value : undefined
+  if (target === undefined) return known?.name ?? project
+  const found = known?.levels.find((one) => one.target === target && (environment === undefined || one.environment === environment))
+  return environment === undefined ? found?.target_name ?? target : found?.name ?? environment
+}
 /** What people call a level: its path below the project. */
-export const titleOf = ({ project, target, environment }: Level): string =>
-  [target ?? project, environment].filter((part) => part !== undefined).join(' / ')
+export const titleOf = (level: Level): string => level.environment === undefined
+  ? nameOf(level)
+  : `${nameOf({ project: level.project, target: level.target })} / ${nameOf(level)}`
 export const levelPath = ({ organization, project, target, environment }: Level): string =>
   [organization, project, target ?? '', environment ?? ''].join('/')
 export const projectPath = ({ organization, project }: Level): string => `${organization}/${project}`
@@ -101,10 +114,12 @@ const storedVersion = async ({ organization }: Level, version: string) =>
  * made it.
  *
  * @param etag the ETag after the change (null: a deletion), so that an undo never overwrites a later change
+ * @param versions how many versions the change has recorded
  */
-export async function undoChange (level: Level, etag: string | null, isClient: boolean): Promise<void> {
+export async function undoChange (level: Level, etag: string | null, isClient: boolean, versions = 1): Promise<void> {
   const path = { organization: level.organization }
-  const { data: { data: [last, before] } } = await call('listVersions', { path, body: { ...inHistory(level), per_page: 2 } })
+  const { data: { data: found } } = await call('listVersions', { path, body: { ...inHistory(level), per_page: versions + 1 } })
+  const [last, before] = [found[versions - 1], found[versions]]
   const action = last?.attributes.action
   const isFirst = before === undefined ? action === 'create' : before.attributes.action === 'delete'
   if (etag !== null && isFirst) { await call('deleteSecrets', { path, body: inBody(level), etag }); return }
@@ -189,4 +204,4 @@ export const levelOf = ({ organization, slug }: Record<'organization' | 'slug', 
   ({ organization, project: slug, target: target ?? undefined, environment: environment ?? undefined })
 
 /** The words of a level of the matrix. */
-export const titleOfColumn = ({ target, environment }: Column): string => environment ?? target ?? 'project'
+export const titleOfColumn = ({ level, name }: Column): string => level === 'project' ? 'Project' : name

@@ -4,13 +4,13 @@ import type { operations } from '../dist/openapi-types.d.ts'
 /** All operations that the console calls. */
 export const OPERATIONS = [
   'getUser', 'listOwnInvitations', 'acceptInvitation', 'declineInvitation', 'createOrganization',
-  'deleteOrganization', 'listProjects', 'createProject', 'getProject', 'updateProject', 'deleteProject',
+  'deleteOrganization', 'listProjects', 'createProject', 'updateProject', 'deleteProject', 'searchNames',
   'createTarget', 'deleteTarget', 'createEnvironment', 'deleteEnvironment', 'readProjectMatrix', 'retrieveSecrets',
   'storeSecrets', 'deleteSecrets', 'readProjectSecrets', 'readTargetSecrets', 'readEnvironmentSecrets',
   'changeProjectSecrets', 'changeTargetSecrets', 'changeEnvironmentSecrets', 'readProjectNames', 'readTargetNames',
   'readEnvironmentNames', 'readProjectNameHistory', 'readTargetNameHistory', 'readEnvironmentNameHistory',
   'compareProjectSecrets', 'compareTargetSecrets', 'compareEnvironmentSecrets', 'listVersions', 'getVersion',
-  'restoreVersion', 'purgeVersions', 'restoreProject', 'getEncryptionKey', 'listEncryptionKeys',
+  'readVersionNames', 'restoreVersion', 'purgeVersions', 'restoreProject', 'getEncryptionKey', 'listEncryptionKeys',
   'rotateEncryptionKey', 'rotateClientKeys', 'listPendingVersions', 'reEncryptHistory', 'listApiTokens',
   'createApiToken', 'rotateApiToken', 'deleteApiToken', 'listMembers', 'inviteMember', 'updateMember', 'removeMember',
   'getMemberAccess', 'listInvitations', 'withdrawInvitation', 'sendInvitation', 'listTeams', 'createTeam', 'getTeam',

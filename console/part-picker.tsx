@@ -1,50 +1,62 @@
 import { useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from './api.ts'
-import { columnsOf, kindOf, levelOf, titleOf, type Level } from './levels.ts'
-import { Act, Field, Show, useLoad, type Fields, type Option } from './ui.tsx'
+import { columnsOf, kindOf, levelOf, titleOf, type Column, type Level } from './levels.ts'
+import { inOrder, rights } from './rights.ts'
+import { Field, Show, useLoad, type Fields, type Option } from './ui.tsx'
 
-// The choice of a part of the hierarchy, for restrictions of tokens and of teams.
+// The choice of a part of the hierarchy, for restrictions of tokens and of teams, and for filters.
 
+/** The projects of the organization, also those of which the person sees only a part. */
 async function projectsOf (organization: string): Promise<Option[]> {
   const { found } = await firstPages(async (page) =>
     (await call('listProjects', { path: { organization }, query: { page, per_page: 100, sort: 'name' } })).data)
-  return found.map(({ attributes: { slug, name } }) => [slug, name])
+  const all = [...rights.peek()?.projects ?? [], ...found.map(({ attributes }) => attributes)]
+  return [...new Map(all.map(({ slug, name }) => [slug, name]))]
 }
 
-/** Fields for a project and a level of it: `project`, and `level` with the slugs of the target and the environment. */
-export function PartPicker ({ organization, none }: { organization: string, none: string }) {
-  const [projects, setProjects] = useState<readonly Option[]>()
+/**
+ * Fields for a project and a level of it: `project`, and `level` with the slugs of the target and the environment.
+ * `inherits`: also a field for the values from the levels above.
+ */
+export function PartPicker ({ organization, none, label = 'Project', inherits = false }: {
+  organization: string, none: string, label?: string, inherits?: boolean
+}) {
+  const projects = useLoad(() => projectsOf(organization), [])
   const [project, setProject] = useState('')
-  const open = async () => setProjects(await projectsOf(organization))
-  if (projects === undefined) return <div class='actions'><Act name='part.choose' run={open} /></div>
   return (
-    <>
-      <Field label='Project' name='project' options={[['', none], ...projects]} onInput={setProject} />
-      {project !== '' && <LevelField key={project} organization={organization} project={project} />}
-      {project !== '' && (
-        <Field
-          label='Values from the levels above' name='inherited' value='true'
-          options={[['true', 'Included where the levels are merged'], ['', 'Left out']]}
-          hint='A program in an environment usually also needs the values of its target and of the project. They appear in merged reads alone, not as documents or versions. For the whole project, this has no effect.'
-        />
+    <Show of={projects}>
+      {(found) => (
+        <>
+          <Field label={label} name='project' options={[['', none], ...found]} onInput={setProject} />
+          {project !== '' && <LevelField key={project} organization={organization} project={project} />}
+          {project !== '' && inherits && (
+            <Field
+              label='Values from the levels above' name='inherited' value='true'
+              options={[['true', 'Included where the levels are merged'], ['', 'Left out']]}
+              hint='A program in an environment usually also needs the values of its target and of the project. They appear in merged reads alone, not as documents or versions. For the whole project, this has no effect.'
+            />
+          )}
+        </>
       )}
-    </>
+    </Show>
   )
 }
 
+/** A level below its project as the value of a field. */
+export const levelValue = ({ target, environment }: Level): string => [target, environment].filter(Boolean).join('/')
+
 function LevelField ({ organization, project }: { organization: string, project: string }) {
   const levels = useLoad(async () => {
-    const found: Level[] = []
-    const names = { organization, slug: project }
-    for await (const column of columnsOf({ organization, project })) found.push(levelOf(names, column))
-    return found
+    const found: Column[] = []
+    for await (const column of columnsOf({ organization, project })) found.push(column)
+    return inOrder(found).map((column) => levelOf({ organization, slug: project }, column))
   }, [])
   return (
     <Show of={levels}>
       {(found) => (
         <Field
           label='Part of the project' name='level'
-          options={found.map((level) => [[level.target, level.environment].filter(Boolean).join('/'), kindOf(level) === 'project' ? 'The whole project' : titleOf(level)])}
+          options={found.map((level) => [levelValue(level), kindOf(level) === 'project' ? 'The whole project' : titleOf(level)])}
         />
       )}
     </Show>

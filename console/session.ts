@@ -45,6 +45,6 @@ export const ROLES: Record<Schemas['Role'], string> = {
   auditor: 'Auditor: sees history, members and tokens, but no secrets',
   billing_manager: 'Billing manager: sees bills and limits, but no projects',
   api_user: 'API user: reads encrypted documents only',
-  guest: 'Guest: sees only the places that teams give'
+  guest: 'Guest: only what teams give, such as one environment'
 }
 export const roleName = (role: string): string => (ROLES[role as Schemas['Role']] ?? role).split(':')[0]!

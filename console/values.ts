@@ -187,7 +187,7 @@ export function isNestedJson (text: string): boolean {
 /** A change of single names. */
 export interface NameChange { set?: Record<string, string>, unset?: string[] }
 
-const objectText = (members: readonly (readonly [name: string, json: string])[]): string =>
+export const objectText = (members: readonly (readonly [name: string, json: string])[]): string =>
   `{${members.map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(',')}}`
 
 /** JSON of values: the object or list that the text of each name in `nested` is, and the texts of the others. */
@@ -196,13 +196,67 @@ export const nestedValues = (set: Record<string, string>, nested: readonly strin
     [name, nested.includes(name) ? compactJson(text.trim()) : JSON.stringify(text)]))
 
 /** The values of a JSON document as compact JSON with all digits. Of duplicate names, the last one counts. */
-export const typedValues = (text: string): string =>
-  objectText(Object.entries(jsonEditorOf(text.replace(/^\ufeff/, '')).typed ?? {}))
+export const typedEntries = (text: string): [name: string, json: string][] =>
+  Object.entries(jsonEditorOf(text.replace(/^\ufeff/, '')).typed ?? {})
+
+/** A JSON document with the values of another one, which keep their types. */
+export function setTyped (text: string, other: string): string {
+  const source = text.replace(/^\ufeff/, '')
+  const { edit, typed } = jsonEditorOf(source)
+  const changed = typedEntries(other).filter(([name, json]) => typed?.[name] !== json)
+  const set = new Map(changed.map(([name, json]) => [name, { text: json }]))
+  const mark = text.slice(0, text.length - source.length)
+  return set.size === 0 ? text : mark + String(edit({ set, removed: new Set() }, 0))
+}
+
+/** A name with its value in JSON; without a value, the name is removed. */
+export type Entry = readonly [name: string, json?: string]
+export const isSet = (entry: Entry): entry is [string, string] => entry[1] !== undefined
+
+// The limits of the service for a change of names (`CHANGE_LIMITS`); the members of the body itself count, too.
+const [MAX_NAMES, MAX_CHARACTERS, MAX_MEMBERS] = [1_000, 256 * 1024, 3_990]
+
+/** Parts of a change that are each within the limits of the service. At least one, which may be empty. */
+export function inParts (entries: readonly Entry[]): Entry[][] {
+  const parts: Entry[][] = [[]]
+  let [characters, members] = [0, 0]
+  for (const entry of entries) {
+    const [name, json = ''] = entry
+    const length = name.length + json.length
+    // Each name may also be listed in `replace`.
+    const count = 2 + (/^[[{]/.test(json) ? json.split(/[,[{]/).length : 0)
+    const part = parts.at(-1)!
+    const isFull = part.length === MAX_NAMES || characters + length > MAX_CHARACTERS || members + count > MAX_MEMBERS
+    if (isFull && part.length > 0) {
+      parts.push([entry])
+      characters = members = 0
+    } else part.push(entry)
+    characters += length
+    members += count
+  }
+  return parts
+}
 
 /** The text after a change of single names. Throws an error with a sentence for people. */
 export function changeValues (format: Format, text: string, { set = {}, unset = [] }: NameChange): string {
   const changes = [...Object.entries(set), ...unset.map((name) => [name, undefined] as const)]
-  return changes.reduce((text, [name, value]) => changeValue(format, text, name, value), text)
+  const whole = format === 'env' && changes.length > MAX_CHANGES ? withAdded(text, Object.entries(set)) : { text, added: new Set() }
+  return changes.filter(([name]) => !whole.added.has(name))
+    .reduce((text, [name, value]) => changeValue(format, text, name, value), whole.text)
+}
+
+/** An `.env` text with those of the names that it lacks at its end, or the same text if they do not fit together. */
+function withAdded (
+  text: string, values: readonly (readonly [name: string, value: string])[]
+): { text: string, added: Set<string> } {
+  const before = readValues('env', text) ?? new Map<string, string>()
+  const added = new Map(values.filter(([name]) => !before.has(name)))
+  const lineEnd = lineEndOf(text)
+  const changed = withLines(text, text, [...added].map(([name, value]) => `${name}=${envForms(value, lineEnd)[0]?.text}`), lineEnd)
+  const after = readValues('env', changed)
+  const isRight = after?.size === before.size + added.size &&
+    [...before, ...added].every(([name, value]) => after.get(name) === value)
+  return isRight ? { text: changed, added: new Set(added.keys()) } : { text, added: new Set() }
 }
 
 const MAX_CHANGES = 20

@@ -3,35 +3,25 @@ import { call } from '../api.ts'
 import { checkOf, deriveKey, newKey, openBlob, sealBlob, type ClientKey } from '../../src/client/keys.ts'
 import { heldKey, holdKey } from '../held-keys.ts'
 import { projectPath, type Level } from '../levels.ts'
-import type { Place } from '../router.ts'
-import { KeyGate, NewKeyString, projectOf, Secret, storedDocuments } from '../secrets.tsx'
+import { KeyGate, NewKeyString, Secret, storedDocuments, type At } from '../secrets.tsx'
 import { Act, changed, Check, Danger, Field, Form, Help, saying, Section, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type Policy = 'keep' | 're_encrypt'
 
 /** The key of a project: its holder, its versions, its rotation and the change of its holder. */
-export function KeysPage ({ organization, project: slug }: Place) {
-  const level: Level = { organization, project: slug }
-  const project = useLoad(() => projectOf(organization, slug), [])
+export function KeysPage ({ level, project }: At) {
   return (
     <>
-      <h1>Keys of {slug}</h1>
       <Help of='key' />
-      <Show of={project}>
-        {(project) => (
-          <>
-            <p>
-              {project.isClient
-                ? 'Only your own people hold the key of this project. The server cannot read its secrets.'
-                : 'The server holds the key of this project, and decrypts for people and tokens with permission.'}
-            </p>
-            <KeyList level={level} />
-            {project.isClient
-              ? <KeyGate {...{ level, project }}><RotateClient level={level} /><ToServer level={level} /></KeyGate>
-              : <><KeyString level={level} /><RotateServer level={level} /><ToClient level={level} /></>}
-          </>
-        )}
-      </Show>
+      <p>
+        {project.isClient
+          ? 'Only your own people hold the key of this project. The server cannot read its secrets.'
+          : 'The server holds the key of this project, and decrypts for people and tokens with permission.'}
+      </p>
+      <KeyList level={level} />
+      {project.isClient
+        ? <KeyGate {...{ level, project }}><RotateClient level={level} /><ToServer level={level} /></KeyGate>
+        : <><KeyString level={level} /><RotateServer level={level} /><ToClient level={level} /></>}
     </>
   )
 }
@@ -88,7 +78,7 @@ function RotateServer ({ level }: { level: Level }) {
     call('rotateEncryptionKey', { path: level, body: { history_policy: history_policy as Policy }, dangerous: ['key:rotate'] })
   )
   return (
-    <Section title='Rotate the key'>
+    <Section title='Rotate the key' of='key.rotate'>
       <Help of='rotation' />
       <Form name='key.rotate' kind='danger' run={rotate}><PolicyField /><Check name='sure' label='Replace the key of this project' required /></Form>
     </Section>
@@ -118,7 +108,7 @@ function RotateClient ({ level }: { level: Level }) {
     changed(data.message)
   }
   return (
-    <Section title='Rotate the key'>
+    <Section title='Rotate the key' of='key.rotate'>
       <Help of='rotation' />
       <Form name='key.rotate' kind='danger' run={rotate}>
         <NewKeyString label='New key string' />
@@ -155,7 +145,7 @@ function ToServer ({ level }: { level: Level }) {
     'The server holds the key now.'
   )
   return (
-    <Section title='Give the key to the server'>
+    <Section title='Give the key to the server' of='key.custody'>
       <p>From then on, the server can read the documents and their history, and decrypts for people with permission.</p>
       <Form name='key.custody' kind='danger' run={change}>
         <Field label='Present key string' name='encryption_key' type='password' required />
@@ -179,7 +169,7 @@ function ToClient ({ level }: { level: Level }) {
     changed('Only your people hold the key now. Rotate it to a key that the server has never seen.')
   }
   return (
-    <Section title='Take the key from the server'>
+    <Section title='Take the key from the server' of='key.custody'>
       <Danger name='key.custody' title='Take the key from the server?' run={change}>
         <p>
           Copy the key string above to a safe place first: the server deletes it, and without it nobody can read the

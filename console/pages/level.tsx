@@ -1,124 +1,39 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
-import { sayChanged, SetName, useChange } from '../cell.tsx'
+import { sayChanged, useChange } from '../cell.tsx'
 import { Import } from '../import.tsx'
-import {
-  callLevel, inBody, kindOf, levelPath, readDocument, stateOf, storeDocument, titleOf, type Kind, type Level,
-  requireParsed, type LevelDocument, type State
-} from '../levels.ts'
-import type { Place } from '../router.ts'
-import { KeyGate, projectOf, readInherited, readOne, readPath, reveal, Secret, ValueField, type At, type Project } from '../secrets.tsx'
-import { Act, Check, Danger, Dialog, download, Field, Form, Help, Section, Show, Table, To, useForgetting, useLoad } from '../ui.tsx'
-import { changeOf, shownName } from '../values.ts'
-
-interface NameRow { name: string, from: Kind, overrides: readonly Kind[] }
-const MAX_ROWS = 200
+import { InviteHere } from '../invitations.tsx'
+import { inBody, readDocument, requireParsed, stateOf, storeDocument, titleOf, type Level, type LevelDocument } from '../levels.ts'
+import { Names } from '../names-table.tsx'
+import { can, type Project } from '../rights.ts'
+import { KeyGate, ValueField, type At } from '../secrets.tsx'
+import { Act, Check, Danger, download, Empty, Form, may, Section, useForgetting } from '../ui.tsx'
+import { changeOf } from '../values.ts'
 
 /** A level: its names, its document, imports and changes. */
-export function LevelPage ({ organization, project: slug, target, environment }: Place) {
-  const level: Level = { organization, project: slug, target, environment }
-  const loaded = useLoad(() => projectOf(organization, slug), [])
-  return (
-    <>
-      <h1>{titleOf(level)}</h1>
-      <p class='soft'>{kindOf(level)} of {[organization, slug, target].slice(0, environment === undefined ? 2 : 3).filter(Boolean).join(' / ')}</p>
-      <Help of={kindOf(level)} />
-      <Show of={loaded}>
-        {(project) => <KeyGate level={level} project={project}><Content level={level} project={project} /></KeyGate>}
-      </Show>
-    </>
-  )
-}
-
-function Content ({ level, project }: At) {
+export function LevelPage ({ level, project }: At) {
+  const canRead = can(['secret:read']) && (project.isClient || can(['secret:decrypt']))
   const hasNames = project.format !== 'text' && !(project.isClient && project.format === 'yaml')
-  const done = (text: string, etag: string | undefined) => sayChanged(text, level, etag, project.isClient)
   return (
-    <>
-      {hasNames ? <Names level={level} project={project} /> : <p>Edit this document as a whole.</p>}
-      <Section title='Document'>
-        <Help of='version' />
-        <DocumentEditor level={level} project={project} />
-        <details>
-          <summary>Import a text or a file</summary>
-          <Import level={level} project={project} done={done} />
-        </details>
-        <div class='actions'>
-          <Act name='document.download' run={() => downloadDocument(level, project)} />
-          <Danger name='document.delete' title={`Delete the document of ${titleOf(level)}?`} run={() => remove(level, project)}>
-            <p>All names of this level go away. Its history stays, and a restore brings them back.</p>
-          </Danger>
-        </div>
-        <p><To to={{ page: 'history', ...level }}>History of this level</To></p>
-      </Section>
-    </>
-  )
-}
-
-/** The names of the level and of the levels above. For a client-managed project, the browser reads the documents. */
-async function namesOf (level: Level, { isClient, format }: Project): Promise<NameRow[]> {
-  if (!isClient) {
-    const { data } = await callLevel('readNames', level, { query: { merge: true } })
-    return data.data.map(({ attributes: { name, level: from, overrides } }) => ({ name, from, overrides }))
-  }
-  const documents = [...await readPath(level, format)]
-  return [...new Set(documents.flatMap(([, { values }]) => [...values.keys()]))].sort().map((name) => {
-    const kinds = documents.filter(([, { values }]) => values.has(name)).map(([kind]) => kind)
-    return { name, from: kinds.at(-1)!, overrides: kinds.slice(0, -1) }
-  })
-}
-
-function Names ({ level, project }: At) {
-  const [filter, setFilter] = useState('')
-  const [edited, setEdited] = useState<{ name: string | undefined, base: State }>()
-  const names = useLoad(() => namesOf(level, project), [])
-  const kind = kindOf(level)
-  const edit = async (name: string | undefined) => setEdited({ name, base: await stateOf(level) })
-  const revealAll = async () => reveal(levelPath(level), await readInherited(level, project))
-  return (
-    <Section title='Names'>
-      <Help of='name' />
-      <div class='actions'>
-        <Act name='name.edit' kind='main' label='Add a name…' run={() => edit(undefined)} />
-        <Act name='document.reveal' run={revealAll} />
-      </div>
-      <Show of={names}>
-        {(rows) => {
-          const found = rows.filter(({ name }) => name.toLowerCase().includes(filter.toLowerCase()))
-          return (
-            <>
-              {rows.length > 10 && <Field label='Only names that contain' name='filter' type='search' onInput={setFilter} />}
-              <Table
-                label='Names of this level' head={['Name', 'Where', 'Value', 'Change']}
-                empty={rows.length === 0 ? 'This level has no names yet. Add one, or import an .env file below.' : 'No name contains this text.'}
-                rows={found.slice(0, MAX_ROWS).map(({ name, from, overrides }) => [
-                  name, shownName(name), from === kind ? overrides.length === 0 ? 'set here' : `overrides ${overrides.at(-1)!}` : `from ${from}`,
-                  <Secret source={levelPath(level)} name={name} read={() => readOne(level, name, project)} />, (
-                    <>
-                      <Act name='name.edit' description={shownName(name)} run={() => edit(name)} />
-                      {from === kind && <RemoveName level={level} project={project} name={name} />}
-                    </>
-                  )
-                ])}
-              />
-              {found.length > MAX_ROWS && <p class='hint'>These are the first {MAX_ROWS} of {found.length} names.</p>}
-            </>
-          )
-        }}
-      </Show>
-      {edited !== undefined && (
-        <Dialog title={edited.name === undefined ? 'Add a name' : `${shownName(edited.name)} in ${titleOf(level)}`} close={() => setEdited(undefined)}>
-          <SetName level={level} project={project} {...edited} known={names.value} done={() => setEdited(undefined)} />
-        </Dialog>
+    <KeyGate level={level} project={project}>
+      {!canRead
+        ? <Empty>Your role does not include the values of this level.</Empty>
+        : hasNames ? <Names level={level} project={project} /> : <p>Edit this document as a whole.</p>}
+      {canRead && (
+        <Section title='Document'>
+          <DocumentEditor level={level} project={project} />
+          {may('import.preview') && <details><summary>Import a text or a file</summary><Import level={level} project={project} /></details>}
+          <div class='actions'>
+            <Act name='document.download' run={() => downloadDocument(level, project)} />
+            <Danger name='document.delete' title={`Delete the document of ${titleOf(level)}?`} run={() => remove(level, project)}>
+              <p>All names of this level go away. Its history stays, and a restore brings them back.</p>
+            </Danger>
+            <InviteHere level={level} />
+          </div>
+        </Section>
       )}
-    </Section>
+    </KeyGate>
   )
-}
-
-function RemoveName ({ level, project, name }: At & { name: string }) {
-  const { apply, view } = useChange(level, project, () => {})
-  const remove = async () => apply({ unset: [name] }, await stateOf(level), `Removed ${shownName(name)} from ${titleOf(level)}.`)
-  return <><Act name='name.remove' description={shownName(name)} run={remove} />{view}</>
 }
 
 /** The whole document. It is shown only while somebody edits it. */

@@ -1,30 +1,42 @@
 import { useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from '../api.ts'
+import { Invitations } from '../invitations.tsx'
 import { chosenPart, partInWords, PartPicker } from '../part-picker.tsx'
 import { go } from '../router.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
 import { loadPerson, person, ROLES, roleName } from '../session.ts'
-import { Act, changed, Danger, Field, Form, Help, Later, List, saying, Section, Show, Table, Time, useList, useLoad, type Fields } from '../ui.tsx'
+import {
+  Act, changed, Danger, Field, Form, Head, Help, InDialog, Later, List, ListSearch, saying, Section, Show, Table, Time,
+  To, useList, useLoad, type Fields
+} from '../ui.tsx'
 
 type Role = Schemas['Role']
 type Member = Schemas['Member']
 type Restriction = Schemas['TeamRestriction']
 
 const ROLE_OPTIONS = Object.entries(ROLES)
-/** Roles in projects: billing managers and guests have nothing to do there. */
+/** Roles in projects: a billing manager and a guest have nothing to do there. */
 const PROJECT_ROLES = ROLE_OPTIONS.filter(([role]) => role !== 'billing_manager' && role !== 'guest')
 
 /** Members, invitations and teams of the organization. */
 export function PeoplePage ({ organization }: { organization: string }) {
-  const path = { organization }
-  const members = useList(async (page) => (await call('listMembers', { path, query: { page, per_page: 50 } })).data)
+  const [search, setSearch] = useState('')
+  const members = useList(async (page) =>
+    (await call('listMembers', { path: { organization }, query: { search, page, per_page: 50 } })).data, [search])
   return (
     <>
-      <h1>People</h1>
+      <Head title='People' />
       <Help of='role' />
       <Section title='Members'>
-        <List of={members} empty='Nobody is a member.'>
-          {(found) => <ul class='list'>{found.map((member) => <MemberItem key={member.id} {...{ organization, member }} />)}</ul>}
+        <div class='toolbar'><ListSearch label='Search by name or address' change={setSearch} /></div>
+        <List of={members} empty='No member matches.'>
+          {(found) => (
+            <Table
+              label='Members' head={['Name', 'Address', 'Role', 'Member since', 'Change']}
+              rows={found.map((member) =>
+                [member.id, ...cellsOf(member), <Change organization={organization} member={member} />])}
+            />
+          )}
         </List>
       </Section>
       <Invitations organization={organization} />
@@ -35,6 +47,10 @@ export function PeoplePage ({ organization }: { organization: string }) {
     </>
   )
 }
+
+const cellsOf = ({ id, attributes: { name, email, role, joined_at } }: Member) => [
+  `${name}${id === person.value?.id ? ' (you)' : ''}`, email, roleName(role), <Time at={joined_at} />
+] as const
 
 function Teams ({ organization }: { organization: string }) {
   const path = { organization }
@@ -51,7 +67,7 @@ function Teams ({ organization }: { organization: string }) {
   )
 }
 
-function MemberItem ({ organization, member: { id, attributes: { name, email, role: before, joined_at } } }: {
+function Change ({ organization, member: { id, attributes: { name, role: before } } }: {
   organization: string, member: Member
 }) {
   const path = { organization, member: id }
@@ -65,18 +81,41 @@ function MemberItem ({ organization, member: { id, attributes: { name, email, ro
     if (id === person.value?.id) { await loadPerson(); return go({}) }
     changed(`${name} is no member any more.`)
   }
+  const tokens = <TokensOf organization={organization} member={id} name={name} />
   return (
-    <li>
-      <p><strong>{name}</strong> {email}{id === person.value?.id && ' (you)'}: {ROLES[before]}. Member since <Time at={joined_at} />.</p>
-      <Access organization={organization} member={id} name={name} />
-      <details>
-        <summary>Change or remove<span class='hidden'> {name}</span></summary>
-        <Form name='member.role' run={change}><Field label={`Role of ${name}`} name='role' value={before} options={ROLE_OPTIONS} /></Form>
-        <Danger name='member.remove' title={`Remove ${name}?`} description={name} run={remove}>
-          <p>{name} loses all access to this organization at once. The tokens that {name} made end, too.</p>
-        </Danger>
-      </details>
-    </li>
+    <>
+      <InDialog name='member.access' description={name} title={`What ${name} can see`}>
+        {() => <Access organization={organization} member={id} name={name} />}
+      </InDialog>
+      <InDialog name='member.choose' description={name} title={`Another role for ${name}`}>
+        {(close) => (
+          <Form name='member.role' run={async (fields) => { await change(fields); close() }}>
+            <Field label={`Role of ${name}`} name='role' value={before} options={ROLE_OPTIONS} />
+            {tokens}
+          </Form>
+        )}
+      </InDialog>
+      <Danger name='member.remove' title={`Remove ${name}?`} description={name} run={remove}>
+        <p>{name} loses all access to this organization at once. The tokens of {name} end, too.</p>
+        {tokens}
+      </Danger>
+    </>
+  )
+}
+
+/** The tokens of the organization that a member made: they stay when the member goes. */
+function TokensOf ({ organization, member, name }: { organization: string, member: string, name: string }) {
+  const tokens = useLoad(async () => {
+    const query = { owner: 'organization', created_by: `user:${member}` } as const
+    return (await firstPages(async (page) => (await call('listApiTokens', { path: { organization }, query: { ...query, page, per_page: 100 } })).data, 1))
+  }, [])
+  const { found = [], total = 0 } = tokens.value ?? {}
+  if (total === 0) return null
+  return (
+    <div class='attention'>
+      <p>{name} made {total === 1 ? 'this token' : `these ${total} tokens`} of the organization. {total === 1 ? 'It stays' : 'They stay'} valid, and {name} may have the values: <To to={{ page: 'tokens', organization }}>rotate or revoke them</To>.</p>
+      <ul>{found.map(({ id, name }) => <li key={id}>{name}</li>)}</ul>
+    </div>
   )
 }
 
@@ -86,63 +125,32 @@ const placesOf = (restrictions: readonly Restriction[]): string => restrictions.
 
 /** What a member can see and do, by the role in the organization and by teams. */
 function Access ({ organization, member, name }: { organization: string, member: string, name: string }) {
-  const [access, setAccess] = useState<Schemas['MemberAccessAttributes']>()
+  const [more, setMore] = useState<Schemas['MemberAccessAttributes']['projects']>([])
   const [page, setPage] = useState(1)
-  const show = async () => {
-    const { data } = await call('getMemberAccess', { path: { organization, member }, query: { page, per_page: 25 } })
-    const { attributes } = data.data
-    setAccess({ ...attributes, projects: [...access?.projects ?? [], ...attributes.projects] })
-    setPage(page < data.meta.last_page ? page + 1 : 0)
+  const load = async (page: number) => (await call('getMemberAccess', { path: { organization, member }, query: { page, per_page: 25 } })).data
+  const access = useLoad(() => load(1), [])
+  const showMore = async () => {
+    setMore([...more, ...(await load(page + 1)).data.attributes.projects])
+    setPage(page + 1)
   }
-  if (access === undefined) return <Act name='member.access' description={name} run={show} />
   return (
-    <div class='preview'>
-      <h3>What {name} can see</h3>
-      <p>In every project, as {roleName(access.role)}: {wordsOfScopes(access.scopes)}.</p>
-      {access.projects.length > 0 && (
-        <Table
-          label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
-          rows={access.projects.flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
-            `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
-            wordsOfScopes(scopes), placesOf(restrictions)
-          ] as const))}
-        />
+    <Show of={access}>
+      {({ data: { attributes: { role, scopes, projects } }, meta }) => (
+        <>
+          <p>In every project, as {roleName(role)}: {wordsOfScopes(scopes)}.</p>
+          {projects.length > 0 && (
+            <Table
+              label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
+              rows={[...projects, ...more].flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
+                `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
+                wordsOfScopes(scopes), placesOf(restrictions)
+              ] as const))}
+            />
+          )}
+          {page < meta.last_page && <Act name='member.access' label='Show more projects' run={showMore} />}
+        </>
       )}
-      {page > 0 && <Act name='member.access' label='Show more projects' run={show} />}
-    </div>
-  )
-}
-
-function Invitations ({ organization }: { organization: string }) {
-  const path = { organization }
-  const invitations = useList(async (page) => (await call('listInvitations', { path, query: { page, per_page: 50 } })).data)
-  const invite = async ({ email = '', role = '' }: Fields) =>
-    saying(call('inviteMember', { path, body: { email, role: role as Role }, dangerous: scopesOfRoles('member:create', role) }))
-  const send = (invitation: string, role: Role) => async () =>
-    saying(call('sendInvitation', { path: { ...path, invitation }, body: {}, dangerous: scopesOfRoles('member:create', role) }))
-  const withdraw = (invitation: string, email: string) => async () =>
-    saying(call('withdrawInvitation', { path: { ...path, invitation }, dangerous: ['member:delete'] }), `The invitation of ${email} is withdrawn.`)
-  return (
-    <Section title='Invitations'>
-      <List of={invitations} empty='No invitation is open.'>
-        {(found) => (
-          <Table
-            label='Open invitations' head={['Address', 'Role', 'Until', 'Change']}
-            rows={found.map(({ id, attributes: { email, role, expires_at } }) => [
-              id, email, roleName(role), <Time at={expires_at} />, (
-              <>
-                <Act name='invitation.send' description={email} run={send(id, role)} />
-                <Act name='invitation.withdraw' description={email} run={withdraw(id, email)} />
-              </>
-              )])}
-          />
-        )}
-      </List>
-      <Form name='member.invite' run={invite}>
-        <Field label='E-mail address' name='email' type='email' required />
-        <Field label='Role in the organization' name='role' value='member' options={ROLE_OPTIONS} />
-      </Form>
-    </Section>
+    </Show>
   )
 }
 
@@ -173,7 +181,7 @@ function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization
     await saying(call('setTeamProject', {
       path: { ...path, project },
       dangerous,
-      body: { role: role as Schemas['ProjectRole'], restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
+      body: { role: role as Exclude<Role, 'billing_manager' | 'guest'>, restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
     }), `${name} has a role in ${project} now.`)
   }
   const addMember = async ({ member = '' }: Fields) =>
@@ -205,7 +213,7 @@ function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization
             ])}
           />
           <Form name='team-project.set' run={setProject}>
-            <PartPicker organization={organization} none='Choose one' />
+            <Later name='part.choose'><PartPicker organization={organization} none='Choose one' inherits /></Later>
             <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLES} />
             <Field label='Production' name='except_status' options={[['', 'Included'], ['production', 'Without environments in production']]} />
           </Form>

@@ -1,0 +1,40 @@
+import {
+  Check, ChevronRight, Copy, Ellipsis, Eye, EyeOff, History, KeyRound, Layers, Menu, Pencil, Plus, RotateCcw, ScrollText,
+  Search, Settings, Trash2, TrendingUp, User, UserPlus, Users, Vault, X, type IconNode
+} from 'lucide'
+import { h } from 'preact'
+
+// Icons decorate: a control with an icon alone has a text for screen readers.
+
+const ICONS = {
+  check: Check,
+  step: ChevronRight,
+  copy: Copy,
+  more: Ellipsis,
+  show: Eye,
+  hide: EyeOff,
+  history: History,
+  key: KeyRound,
+  levels: Layers,
+  menu: Menu,
+  edit: Pencil,
+  add: Plus,
+  undo: RotateCcw,
+  log: ScrollText,
+  search: Search,
+  settings: Settings,
+  remove: Trash2,
+  usage: TrendingUp,
+  person: User,
+  invite: UserPlus,
+  people: Users,
+  vault: Vault,
+  close: X
+} as const satisfies Record<string, IconNode>
+export type IconName = keyof typeof ICONS
+
+export const Icon = ({ of }: { of: IconName }) => (
+  <svg class='icon' viewBox='0 0 24 24' aria-hidden='true'>
+    {(ICONS[of] as IconNode).map(([part, attributes], i) => h(part, { key: i, ...attributes }))}
+  </svg>
+)
