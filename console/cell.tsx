@@ -1,8 +1,8 @@
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { ApiError, type Schemas } from './api.ts'
 import {
-  callLevel, changeNames, changesBetween, kindOf, levelOf, levelPath, stateOf, titleOf, undoChange, type Cell, type Column,
-  type Level, type Row, type State
+  callLevel, changeNames, changesBetween, kindOf, levelOf, levelPath, stateOf, titleOf, undoChange, type Cell,
+  type Column, type Level, type Row, type State
 } from './levels.ts'
 import { Difference } from './difference.tsx'
 import { can, type Project } from './rights.ts'
@@ -13,7 +13,9 @@ import { present, shownName, type Comparison, type NameChange } from './values.t
 // Changing a name of a level, and the history of a name.
 
 /** Says what was changed, with an undo. `etag`, `versions`: as in `undoChange`; undefined: nothing changed. */
-export function sayChanged (text: string, level: Level, etag: string | null | undefined, isClient: boolean, versions = 1) {
+export function sayChanged (
+  text: string, level: Level, etag: string | null | undefined, isClient: boolean, versions = 1
+) {
   if (etag === undefined) return say('Nothing changed: it was like this already.')
   changed(text, async () => {
     await undoChange(level, etag, isClient, versions)
@@ -60,9 +62,17 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
   return { apply, view, forget }
 }
 
-/** The form for the value of a name. `known`: the names that the level has or inherits. `loads`: with the present value. */
+/**
+ * The form for the value of a name. `known`: the names that the level has or inherits. `loads`: it begins with the
+ * present value.
+ */
 export function SetName ({ level, project, base, name, done, known = [], loads = false, cancel }: At & {
-  base: State, name?: string | undefined, done: () => void, known: readonly { name: string }[] | undefined, loads?: boolean, cancel?: () => void
+  base: State
+  name?: string | undefined
+  known: readonly { name: string }[] | undefined
+  loads?: boolean
+  done: () => void
+  cancel?: () => void
 }) {
   const [newName, setNewName] = useState(name ?? '')
   const [value, setValue] = useState<string | undefined>('')
@@ -73,7 +83,10 @@ export function SetName ({ level, project, base, name, done, known = [], loads =
   const { apply, view, forget } = useChange(level, project, done)
   const change = (text: string | undefined) => { setValue(text); forget() }
   const isUnchanged = present.count > 0 && present.value !== '' && value === present.value
-  const fill = (text: string, isForgotten = false) => { setPresent(({ count }) => ({ count: count + 1, value: text, isForgotten })); setValue(text) }
+  const fill = (text: string, isForgotten = false) => {
+    setPresent(({ count }) => ({ count: count + 1, value: text, isForgotten }))
+    setValue(text)
+  }
   useForgetting(isUnchanged, () => fill('', true))
   const load = async () => fill(await readOne(level, name!, project))
   useEffect(() => { if (loads && name !== undefined) load().catch(setError) }, [])

@@ -36,7 +36,9 @@ export function useGrid ({ count, columns, height, head, open = -1, extra = 0 }:
   const top = clamp(scrolled, 0, Math.max(0, topOf(count) - sight))
   const first = isPrinted.value ? 0 : clamp(rowAt(top) - ROWS_AROUND, 0, count)
   const last = isPrinted.value ? count : clamp(rowAt(top + sight) + 1 + ROWS_AROUND, first, count)
-  const stop = active.row < 0 ? -1 : clamp(active.row, Math.min(count, rowAt(top + height - 1)), Math.max(0, Math.min(count, rowAt(top + sight)) - 1))
+  const inSight = (row: number) =>
+    clamp(row, Math.min(count, rowAt(top + height - 1)), Math.max(0, Math.min(count, rowAt(top + sight)) - 1))
+  const stop = active.row < 0 ? -1 : inSight(active.row)
 
   const find = (row: number, column: number) => {
     const found = [...region.current?.querySelectorAll<HTMLElement>(`[data-cell^="${row} "]`) ?? []]
@@ -117,5 +119,5 @@ export function useGrid ({ count, columns, height, head, open = -1, extra = 0 }:
 type Part = { row: number } | { gap: number }
 
 /** The rows in sight, with the height of the others. */
-export const rowsOf = (parts: readonly Part[], show: (row: number) => ComponentChildren): ComponentChildren[] => parts.map((part, i) =>
+export const rowsOf = (parts: readonly Part[], show: (row: number) => ComponentChildren) => parts.map((part, i) =>
   'row' in part ? show(part.row) : <tr key={`gap ${i}`} aria-hidden='true' class='gap'><td style={{ height: `${part.gap}px` }} /></tr>)

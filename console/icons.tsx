@@ -1,5 +1,6 @@
 import {
-  Check, ChevronRight, Copy, Ellipsis, Eye, EyeOff, History, KeyRound, Layers, Menu, Pencil, Plus, RotateCcw, ScrollText,
+  Check, ChevronRight, Copy, Ellipsis, Eye, EyeOff, History, KeyRound, Layers, Menu, Pencil, Plus, RotateCcw,
+  ScrollText,
   Search, Settings, Trash2, TrendingUp, User, UserPlus, Users, Vault, X, type IconNode
 } from 'lucide'
 import { h } from 'preact'

@@ -4,7 +4,7 @@ import { call, type Schemas } from './api.ts'
 import { BASE } from './auth.ts'
 import { Icon, type IconName } from './icons.tsx'
 import { levelOf, levelPath, nameOf, sought } from './levels.ts'
-import { can, canSomewhere } from './rights.ts'
+import { can, canSomewhere, shownProject } from './rights.ts'
 import { PAGES, place, type PageName } from './router.ts'
 import type { Ability } from './scopes.ts'
 import { membership, memberships, person, roleName } from './session.ts'
@@ -31,7 +31,10 @@ export function SideBar ({ leave }: { leave: () => Promise<void> }) {
       {others.length > 0 && chosen !== undefined && (
         <details>
           <summary>{chosen.name}<span class='hidden'>: other organizations</span></summary>
-          <ul>{others.slice(0, 20).map(({ slug, name }) => <li key={slug}><To to={{ organization: slug }}>{name}</To></li>)}</ul>
+          <ul>
+            {others.slice(0, 20).map(({ slug, name }) =>
+              <li key={slug}><To to={{ organization: slug }}>{name}</To></li>)}
+          </ul>
         </details>
       )}
       {chosen !== undefined && (
@@ -77,7 +80,9 @@ export function Crumbs () {
             <li key={i}>
               {i > 0 && <Icon of='step' />}
               {/* A level above can be one that the person has no access to. */}
-              {i === 2 && environment !== undefined && !canSeeLevel({ project, target }) ? <span>{text}</span> : <To to={to} current={isLast && i === steps.length - 1}>{text}</To>}
+              {i === 2 && environment !== undefined && !canSeeLevel({ project, target })
+                ? <span>{text}</span>
+                : <To to={to} current={isLast && i === steps.length - 1}>{text}</To>}
             </li>
           ))}
         </ol>
@@ -101,7 +106,8 @@ export function Tabs () {
     ['level', target === undefined ? 'Project document' : nameOf(at), canSeeLevel(at)],
     ['history', PAGES.history, can(['secret:history'])],
     ['keys', PAGES.keys, can(['key:retrieve'], { project })],
-    ['settings', PAGES.settings, (['project.rename', 'project.delete', 'target.create'] as const).some((name) => may(name, { project })) || canSomewhere(['environment:create'], project)]
+    ['settings', PAGES.settings, (['project.rename', 'project.delete', 'target.create'] as const).some((name) => may(name, { project })) ||
+      shownProject.value?.levels.some(({ level, target }) => level === 'target' && can(['environment:create'], { project, target: target! }))]
   ] as const
   useEffect(showCurrent)
   return (

@@ -22,7 +22,8 @@ export const kindOf = ({ target, environment }: Level): Kind =>
 export function nameOf ({ project, target, environment }: Omit<Level, 'organization'>): string {
   const known = shownProject.value?.slug === project ? shownProject.value : undefined
   if (target === undefined) return known?.name ?? project
-  const found = known?.levels.find((one) => one.target === target && (environment === undefined || one.environment === environment))
+  const found = known?.levels.find((one) =>
+    one.target === target && (environment === undefined || one.environment === environment))
   return environment === undefined ? found?.target_name ?? target : found?.name ?? environment
 }
 /** What people call a level: its path below the project. */

@@ -22,7 +22,9 @@ import { StartPage } from './pages/start.tsx'
 import { TokensPage } from './pages/tokens.tsx'
 import { UsagePage } from './pages/usage.tsx'
 
-const OF_ORGANIZATION = { start: StartPage, people: PeoplePage, tokens: TokensPage, audit: AuditPage, usage: UsagePage } as const
+const OF_ORGANIZATION = {
+  start: StartPage, people: PeoplePage, tokens: TokensPage, audit: AuditPage, usage: UsagePage
+} as const
 const OF_PROJECT = {
   matrix: MatrixPage, level: LevelPage, history: HistoryPage, keys: KeysPage, settings: SettingsPage
 } as const satisfies Record<Exclude<PageName, keyof typeof OF_ORGANIZATION>, unknown>
@@ -76,7 +78,8 @@ function Content (at: Place) {
   const { page, organization, project } = at
   const id = person.value!.id
   const role = membership.value?.role
-  const loaded = useLoad(async () => { if (role !== undefined) await loadRights(organization, id, role) }, [organization, role])
+  const load = async () => { if (role !== undefined) await loadRights(organization, id, role) }
+  const loaded = useLoad(load, [organization, role])
   if (organization !== '' && role === undefined) {
     return <Missing what={`There is no organization ${organization}, or you are not a member of it.`} back='Your organizations' to={{}} />
   }

@@ -31,7 +31,8 @@ export function MatrixTable ({ project, columns, rows, ask, more }: Grid & {
     const all = rows.filter(({ name }) => name.toLowerCase().includes(wanted))
     const missing = all.filter((row) => missingIn(columns, row).length > 0)
     const lacking = new Set(missing.flatMap((row) => missingIn(columns, row)))
-    return { all, missing, different: all.filter(isDifferent), lacking: columns.filter((column) => lacking.has(column)) }
+    const different = all.filter(isDifferent)
+    return { all, missing, different, lacking: columns.filter((column) => lacking.has(column)) }
   }, [rows, columns, wanted])
   const levels = useMemo(() => columns.map((column) => levelOf(project, column)), [project, columns])
   const titles = useMemo(() => levels.map(titleOf), [levels])

@@ -57,7 +57,7 @@ export function Names ({ level, project }: At) {
       <Show of={names}>{(rows) => <NameList level={level} project={project} rows={rows} text={text} />}</Show>
       {isAdding !== undefined && (
         <Dialog title='Add a name' close={() => setAdding(undefined)}>
-          <SetName level={level} project={project} base={isAdding} known={names.value} done={() => setAdding(undefined)} />
+          <SetName {...{ level, project }} base={isAdding} known={names.value} done={() => setAdding(undefined)} />
         </Dialog>
       )}
     </>
@@ -75,7 +75,8 @@ function NameList ({ level, project, rows, text }: At & { rows: readonly NameRow
   const found = rows.filter(({ name }) => name.toLowerCase().includes(wanted) || name === open?.name)
   const at = found.findIndex(({ name }) => name === open?.name)
   const isList = isNarrow.value
-  const grid = useGrid({ count: found.length, columns: 6, height: isList ? 80 : 36, head: isList ? 0 : 32, open: at, extra })
+  const sizes = isList ? { height: 80, head: 0 } : { height: 36, head: 32 }
+  const grid = useGrid({ count: found.length, columns: 6, ...sizes, open: at, extra })
   useLayoutEffect(() => {
     if (panel.current === null) { setExtra(0); return }
     const observer = new ResizeObserver(() => setExtra(panel.current?.offsetHeight ?? 0))
@@ -114,7 +115,7 @@ function NameList ({ level, project, rows, text }: At & { rows: readonly NameRow
       at === index && open !== undefined && (
         <tr key={`${name} ${open.kind}`} class='panel' ref={panel}>
           <td colSpan={4}>
-            <p class='long'><strong>{label}</strong></p>
+            <h2 class='long'>{label}</h2>
             {open.kind === 'value' && <Secret source={source} name={name} read={read} />}
             {open.kind === 'edit' && <SetName level={level} project={project} base={open.base} name={name} known={rows} loads done={() => close(3)} cancel={() => close(3)} />}
             {open.kind === 'history' && <><p class='hint'>{isHere ? '' : `The value comes from ${titleOf(owner)}.`}</p><NameHistory level={owner} project={project} name={name} /></>}

@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from './api.ts'
-import { columnsOf, kindOf, levelOf, titleOf, type Column, type Level } from './levels.ts'
+import { columnsOf, levelOf, type Column, type Level } from './levels.ts'
 import { inOrder, rights } from './rights.ts'
 import { Field, Show, useLoad, type Fields, type Option } from './ui.tsx'
 
@@ -49,14 +49,17 @@ function LevelField ({ organization, project }: { organization: string, project:
   const levels = useLoad(async () => {
     const found: Column[] = []
     for await (const column of columnsOf({ organization, project })) found.push(column)
-    return inOrder(found).map((column) => levelOf({ organization, slug: project }, column))
+    return inOrder(found)
   }, [])
   return (
     <Show of={levels}>
       {(found) => (
         <Field
           label='Part of the project' name='level'
-          options={found.map((level) => [levelValue(level), kindOf(level) === 'project' ? 'The whole project' : titleOf(level)])}
+          options={found.map((column) => [
+            levelValue(levelOf({ organization, slug: project }, column)),
+            column.level === 'project' ? 'The whole project' : column.level === 'target' ? column.name : `${column.target_name} / ${column.name}`
+          ])}
         />
       )}
     </Show>

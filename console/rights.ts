@@ -81,7 +81,8 @@ export function can (scopes: readonly Ability[], at: At = place.value): boolean 
 /** Whether the person has the scopes in some part of a project, or of any project. */
 export function canSomewhere (scopes: readonly Ability[], project?: string): boolean {
   const now = rights.value
-  return scopes.every((scope) => now === null || now.scopes === null || now.scopes.includes(scope) || partsWith(now, scope, project).length > 0)
+  return scopes.every((scope) => now === null || now.scopes === null || now.scopes.includes(scope) ||
+    partsWith(now, scope, project).length > 0)
 }
 
 /** The parts of a project, or of all projects, in which teams give the scope; null: a whole project. */

@@ -201,10 +201,10 @@ export function Dialog ({ title, close, children }: { title: string, close: () =
   }, [])
   return (
     <dialog ref={dialog} aria-labelledby={id} onCancel={(event) => { event.preventDefault(); close() }}>
-      <header>
+      <div class='title'>
         <h2 id={id}>{title}</h2>
         <button type='button' class='plain icon-button' title='Close' onClick={close}><Icon of='close' /><span class='hidden'>Close</span></button>
-      </header>
+      </div>
       {children}
     </dialog>
   )
@@ -345,7 +345,9 @@ export function List<T> ({ of, children, empty }: {
 }
 
 /** A part of a page with its heading; with `of`, for people who may do this. */
-export const Section = ({ title, children, of, at }: { title: string, children: ComponentChildren, of?: Action, at?: Partial<Place> }) =>
+export const Section = ({ title, children, of, at }: {
+  title: string, children: ComponentChildren, of?: Action, at?: Partial<Place>
+}) =>
   of !== undefined && !may(of, at) ? null : <section><h2>{title}</h2>{children}</section>
 
 /** The head of a page. */

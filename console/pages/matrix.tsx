@@ -4,7 +4,7 @@ import { ClientMatrix } from '../client-matrix.tsx'
 import { InviteHere } from '../invitations.tsx'
 import type { Cell, Matrix } from '../levels.ts'
 import { MatrixTable, type Filter } from '../matrix-table.tsx'
-import { canSomewhere, inOrder, projectIn, type Project } from '../rights.ts'
+import { canSomewhere, inOrder, projectIn, shownProject, type Project } from '../rights.ts'
 import { KeyGate, type At } from '../secrets.tsx'
 import { Act, Empty, Show, To, useLoad } from '../ui.tsx'
 
@@ -20,8 +20,11 @@ export function MatrixPage ({ level, project: known }: At) {
     setAsked({ ...(search !== '' && { search }), ...(filter !== 'all' && { only: filter }) })
   const more = async () => {
     const { project, names, total } = loaded.value!
-    const page = await readPart(project, { ...(names === null ? { decrypt: false } : { ...asked, only: undefined }), levels_after: project.next! })
-    loaded.set({ total, ...join({ project, names }, page) })
+    const query = names === null ? { decrypt: false } : { ...asked, only: undefined }
+    const joined = join({ project, names }, await readPart(project, { ...query, levels_after: project.next! }))
+    // The names of the further levels.
+    shownProject.value = joined.project
+    loaded.set({ total, ...joined })
   }
   return (
     <Show of={loaded}>
@@ -83,7 +86,8 @@ async function readPart ({ organization, slug }: Project, query: Query): Promise
   const { levels, names } = data.data.attributes
   const project = projectIn(organization, slug, data)
   const order = inOrder(levels).map((level) => levels.indexOf(level))
-  return { project, total: data.meta.total, names: names && names.map(({ name, cells }) => ({ name, cells: order.map((i) => cells[i]!) })) }
+  const rows = names && names.map(({ name, cells }) => ({ name, cells: order.map((i) => cells[i]!) }))
+  return { project, total: data.meta.total, names: rows }
 }
 
 /** The levels of both, and the names of either: a name that a page does not have is missing in its levels. */

@@ -19,7 +19,9 @@ export function StartPage ({ organization }: { organization: string }) {
     <>
       <Head title={chosen?.name ?? 'Your organizations'} />
       <Invitations />
-      {chosen === undefined ? <Organizations /> : <><Projects organization={organization} /><Settings organization={organization} name={chosen.name} /></>}
+      {chosen === undefined
+        ? <Organizations />
+        : <><Projects organization={organization} /><Settings organization={organization} name={chosen.name} /></>}
     </>
   )
 }

@@ -397,7 +397,9 @@ t.test('each page has an address, and an address that names no page is unknown',
   for (const page of Object.keys(PAGES)) {
     const isOfLevel = ['level', 'history'].includes(page)
     const places = ['matrix', 'keys', 'settings'].includes(page) ? [levels[0]] : isOfLevel ? levels : [{}]
-    for (const place of places) t.match(placeOf(pathOf({ ...nimbus, ...place, page })), { ...nimbus, ...place, page }, page)
+    for (const place of places) {
+      t.match(placeOf(pathOf({ ...nimbus, ...place, page })), { ...nimbus, ...place, page }, page)
+    }
   }
   for (const path of ['nimbus/-', 'nimbus/-/none', 'nimbus/-/people/more', 'nimbus/shop/none', 'nimbus/shop/-', 'nimbus/shop/-/none', 'nimbus/shop/-/keys/api', 'nimbus/shop/-/level/a/b/c']) {
     t.equal(placeOf(`/console/${path}`).page, 'unknown', path)
@@ -434,7 +436,8 @@ t.test('a person may do what the role or a team gives at a place', async (t) => 
 
 t.test('levels are in the order of their making: the project, then each target with its environments', async (t) => {
   const { inOrder } = await load('rights.ts')
-  const level = (level: string, id: string, target: string | null = null, environment: string | null = null) => ({ level, id, target, environment })
+  const level = (level: string, id: string, target: string | null = null, environment: string | null = null) =>
+    ({ level, id, target, environment })
   const levels = [
     level('project', '09'), level('target', '03', 'a'), level('environment', '07', 'a', 'x'), level('environment', '05', 'a', 'z'),
     level('target', '02', 'b'), level('environment', '04', 'b', 'x'), level('environment', '06', 'b', 'w')

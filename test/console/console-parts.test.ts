@@ -72,13 +72,13 @@ for (const width of [390, 1280]) {
     await other.getByRole('link', { name: 'Open the level Backend Services / Live' }).click()
     await other.getByRole('rowheader', { name: 'SHARED' }).waitFor()
     await button(other, 'History OLD').click()
-    await other.getByRole('region', { name: 'Changes of OLD' }).getByText('First token').waitFor()
+    await other.getByRole('region', { name: 'Changes of OLD' }).getByText('Test token').waitFor()
     await button(other, 'Close').click()
     t.equal(await button(other, 'History SHARED').count(), 0, 'the history of the project is hidden')
     await button(other, 'Reveal SHARED').click()
     await other.getByText('all', { exact: true }).waitFor()
     await look(t, other, 'level of a part')
-    await button(other, 'Remove API_KEY').click()
+    await button(other, 'Remove name API_KEY').click()
     await said(other, 'Removed API_KEY from Backend Services / Live.')
     await button(other, 'Undo').click()
     await said(other, 'Undone: Backend Services / Live is as it was before.')
@@ -161,6 +161,7 @@ t.test('an address that leads nowhere says so before anything else, with a way b
     await page.getByRole('heading', { name: 'Not found' }).waitFor({ state: 'detached' })
   }
   await page.goto(`${url}/console/nimbus/none`)
+  await page.getByRole('heading', { name: 'Not found' }).waitFor()
   await look(t, page, 'an unknown project')
 })
 
@@ -196,10 +197,10 @@ t.test('the matrix: 18 rows at 1,280 × 800, one stop for Tab, arrow keys, and a
     'Project', 'Backend', 'Backend Test', 'Backend Stage', 'Backend Live', 'Backend Demo'
   ], 'names, in the order of their making')
   const inSight = await page.locator('.matrix').evaluate((region: unknown) => {
-    const { innerHeight, document } = globalThis as unknown as { innerHeight: number, document: { querySelectorAll (selector: string): any[] } }
+    const { innerHeight, document } = globalThis as any
     const bottom = Math.min(innerHeight, (region as any).getBoundingClientRect().bottom)
     const top = document.querySelectorAll('.matrix thead')[0].getBoundingClientRect().bottom
-    return [...document.querySelectorAll('.matrix tbody tr:not(.gap)')].filter((row) => row.getBoundingClientRect().top >= top - 1 && row.getBoundingClientRect().bottom <= bottom + 1).length
+    return [...document.querySelectorAll('.matrix tbody tr:not(.gap)')].filter((row: any) => row.getBoundingClientRect().top >= top - 1 && row.getBoundingClientRect().bottom <= bottom + 1).length
   })
   t.ok(inSight >= 18, `${inSight} rows are in sight`)
   t.equal(await page.locator('.matrix [tabindex="0"]').count(), 1, 'one stop for Tab')
@@ -251,9 +252,9 @@ t.test('a level of 10,000 names scrolls, filters, and shows long names and value
   await button(page, 'Close').click()
   await until(async () => (await page.evaluate('document.activeElement.innerText') as string) === long)
 
-  // By keyboard: from the name to its actions, and to the next line.
-  await page.keyboard.press('ArrowDown')
-  for (const _ of [1, 2, 3]) await page.keyboard.press('ArrowRight')
+  // By keyboard: from the name to the line above, and to its actions.
+  await page.keyboard.press('ArrowUp')
+  for (let i = 0; i < 3; i++) await page.keyboard.press('ArrowRight')
   t.equal(await page.evaluate('document.activeElement.title'), 'Change')
   await page.keyboard.press('Enter')
   const field = page.getByLabel('New value')

@@ -124,6 +124,7 @@ for (const width of SIZES) {
     await page.getByLabel('Only names that contain').fill('url')
     await page.getByLabel('All names (1)').waitFor()
     t.equal(await page.evaluate('document.activeElement.name'), 'filter', 'the focus stays')
+    await page.getByLabel('All names (1)').check()
     await page.emulateMedia({ media: 'print' })
     t.ok(await page.locator('.matrix td button').first().isVisible(), 'a print has the cells')
     await page.emulateMedia({ media: null })
@@ -209,7 +210,7 @@ for (const width of SIZES) {
     await button(page, 'COLOUR').click()
     await page.locator('.panel').getByText('green', { exact: true }).waitFor()
     await button(page, 'Close').click()
-    await button(page, 'Remove COLOUR').click()
+    await button(page, 'Remove name COLOUR').click()
     await said(page, 'Removed COLOUR from backend / live.')
     await button(page, 'Undo').click()
     await said(page, 'Undone: backend / live is as it was before.')
@@ -649,6 +650,7 @@ t.test('CO-10: every byte of a value survives the editors', { skip }, async (t) 
   await button(page, 'Change NAME').click()
   await until(async () => (await field.inputValue()).includes('first'))
   await field.fill('')
+  await page.locator('.panel').getByLabel(/^Write escapes/).uncheck()
   await page.getByLabel('New value').evaluate((element: unknown, text: string) => {
     const target = element as { dispatchEvent (event: unknown): void }
     const { DataTransfer, ClipboardEvent } = globalThis as unknown as Record<'DataTransfer' | 'ClipboardEvent', any>
