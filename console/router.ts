@@ -55,7 +55,7 @@ export function pathOf ({ page, organization, project, target, environment }: Pa
     ? [organization]
     : OF_ORGANIZATION.includes(page)
       ? [organization, '-', page]
-      : page === 'matrix' ? [organization, project] : [organization, project, '-', page, target, environment]
+      : page === 'matrix' ? [organization, project] : [organization, project, '-', page, ...OF_LEVEL.includes(page) ? [target, environment] : []]
   const path = parts.filter((part) => part !== undefined && part !== '').map((part) => encodeURIComponent(part!)).join('/')
   return path === '' ? HOME : `${HOME}/${path}`
 }

@@ -401,6 +401,9 @@ t.test('each page has an address, and an address that names no page is unknown',
       t.match(placeOf(pathOf({ ...nimbus, ...place, page })), { ...nimbus, ...place, page }, page)
     }
   }
+  for (const page of ['keys', 'settings']) {
+    t.equal(placeOf(pathOf({ ...nimbus, ...levels[2], page })).page, page, 'from the page of a level')
+  }
   for (const path of ['nimbus/-', 'nimbus/-/none', 'nimbus/-/people/more', 'nimbus/shop/none', 'nimbus/shop/-', 'nimbus/shop/-/none', 'nimbus/shop/-/keys/api', 'nimbus/shop/-/level/a/b/c']) {
     t.equal(placeOf(`/console/${path}`).page, 'unknown', path)
   }
