@@ -265,7 +265,7 @@ for (const width of SIZES) {
       await page.getByRole('heading', { name: /^From version/ }).waitFor()
       await page.getByLabel('Name', { exact: true }).fill('COLOUR')
       await button(page, 'Show history').click()
-      await page.getByRole('region', { name: 'Changes of COLOUR' }).waitFor()
+      await page.getByRole('region', { name: 'Changes of COLOUR' }).getByRole('listitem').first().waitFor()
     }
     const choices = page.getByRole('checkbox', { name: /^Compare version/ })
     for (const place of [0, 1]) await choices.nth(place).uncheck()
