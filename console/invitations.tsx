@@ -64,7 +64,7 @@ function InviteForm ({ organization, at, done }: { organization: string, at?: Le
       <Field label='E-mail address' name='email' type='email' required />
       {at === undefined && canPlace && (
         <fieldset class='segments'>
-          <legend>Where</legend>
+          <legend class='hidden'>Where</legend>
           <Check type='radio' name='where' value='whole' label='The whole organization' checked={isWhole} onChange={() => setWhole(true)} />
           <Check type='radio' name='where' value='place' label='One project or environment' checked={!isWhole} onChange={() => setWhole(false)} />
         </fieldset>
