@@ -82,7 +82,7 @@ function Filters ({ organization, found }: {
       {canSomewhere(['project:read']) && <PartPicker organization={organization} label='Where' none='Everywhere' />}
       <Field
         label='Id of what was touched' name='resource'
-        hint='Such as secret:01JQ…. Events of earlier releases have no place: only this id finds them.'
+        hint='Such as secret:01JQZ6V9T4. Events of earlier releases have no place: only this id finds them.'
       />
     </div>
   )

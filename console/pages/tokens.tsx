@@ -42,7 +42,7 @@ export function TokensPage ({ organization }: { organization: string }) {
       {shown !== undefined && <NewToken organization={organization} {...shown} close={() => setShown(undefined)} />}
       {ending.value !== undefined && ending.value > 0 && (
         <p class='attention'>
-          {ending.value === 1 ? 'One token ends' : `${ending.value} tokens end`} within 14 days. Rotate or replace them in time.{' '}
+          {ending.value === 1 ? 'One token ends' : `${ending.value} tokens end`} within 14 days.{' '}
           {filter !== 'ending' && <Act name='token.ending' kind='plain' run={() => setFilter('ending')} />}
         </p>
       )}
