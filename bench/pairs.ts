@@ -8,25 +8,29 @@ export interface Pair {
   reference: string
   /** The maximum ratio of the times. */
   most: number
-  /** Sent in turns. */
-  own: Request | Request[]
+  /** Sent in turns; a function makes requests that can each be sent once, enough for so many seconds. */
+  own: Request | Request[] | ((seconds: number) => Promise<Request[]>)
   other: Request
 }
 
 /** One connection sends the requests of both sides alternately. A ratio is the median of the rounds' p50 ratios. */
 export async function measurePairs ({ load, rounds, seconds, lines, wanted }: Bench, url: string, pairs: Pair[]) {
   for (const { row, reference, most, own, other } of pairs.filter(({ row }) => wanted(row))) {
-    const ask = (requests: Request[], seconds: number) =>
-      load.fire({ url, requests, expect: 200, seconds, connections: 1 })
-    const sides = { own: [own].flat(), other: [other] }
-    for (const requests of [sides.other, sides.own]) {
+    const ask = async (requests: Pair['own'], seconds: number) => load.fire({
+      url,
+      requests: typeof requests === 'function' ? await requests(seconds) : [requests].flat(),
+      expect: 200,
+      seconds,
+      connections: 1
+    })
+    for (const requests of [other, own]) {
       const { unexpected } = await ask(requests, 1)
       if (Object.keys(unexpected).length > 0) throw new Error(`${row}: ${JSON.stringify(unexpected)}`)
     }
     const outcomes: { own: Outcome, other: Outcome }[] = []
     for (let round = 0; round < rounds; round++) {
-      const reference = await ask(sides.other, seconds)
-      outcomes.push({ own: await ask(sides.own, seconds), other: reference })
+      const reference = await ask(other, seconds)
+      outcomes.push({ own: await ask(own, seconds), other: reference })
     }
     const p50 = (which: 'own' | 'other') => median(outcomes.map((outcome) => outcome[which].p50))
     lines.push({

@@ -29,6 +29,7 @@ import {
 } from './seed.ts'
 import { measureSteps } from './steps.ts'
 import { compare, median, probeDisk, renderTable, type Line } from './table.ts'
+import { measureWorkloads } from './workloads.ts'
 
 const CONNECTIONS = 32
 const TENANTS = 20
@@ -100,6 +101,7 @@ try {
   await measureRestrictions(bench)
   await measureMerges(bench)
   await measureNames(bench)
+  await measureWorkloads(bench)
   await measureNameHistories(bench)
   await measureMatrix(bench)
   await measureScale(bench, levels)

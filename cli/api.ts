@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { Away, awayOf, Failure, Refusal } from './failure.ts'
 import { accessTokenOf } from './logins.ts'
 import { plain } from './output.ts'
-import type { Place, Service } from './settings.ts'
+import { organizationIn, type Place, type Service } from './settings.ts'
 import type { components, paths } from '../dist/openapi-types.d.ts'
 
 export type Schemas = components['schemas']
@@ -41,10 +41,21 @@ export function createApi ({ url, credential }: Service, waitMs: number): Api {
     }
   })
 
+  async function tokenOf (signal: AbortSignal, rejected: string | undefined): Promise<string | Response> {
+    if (credential.kind === 'token') return credential.token
+    if (credential.kind === 'login') return accessTokenOf(credential.login, signal, rejected)
+    if (token !== undefined) return token
+    const { exchange } = await import('./oauth.ts')
+    const { platformToken } = await import('./workload.ts')
+    return exchange(url, credential.client, await platformToken(process.env.STRONGROOM_AUDIENCE || url, signal), signal)
+  }
+
   /** One attempt; returns the response if it is a 429. */
   async function attempt<T> (request: Request<T>, rejected?: string): Promise<Reply<T> | Response> {
     signal = AbortSignal.timeout(Math.max(1, until - Date.now()))
-    token = credential.kind === 'token' ? credential.token : await accessTokenOf(credential.login, signal, rejected)
+    const found = await tokenOf(signal, rejected)
+    if (found instanceof Response) return found
+    token = found
     const { data, error, response } = await request(client).catch((error: unknown) => { throw awayOf(url, error) })
     if (response.headers.get('x-api-version') === null) {
       throw new Away(`${url} answered with a page that is not the service's (status ${response.status}).`)
@@ -117,9 +128,10 @@ export const storedAt = async (api: Api, organization: string, place: Place): Pr
     params: { path: parametersOf(organization, place) }
   }))).data as Schemas['SecretsAnswer']
 
-/** The organization of a request: the named one, that of the token, or the only one of the login. */
+/** The organization of a request: the named one, that of the token or trust rule, or the only one of the login. */
 export async function organizationOf (api: Api, { credential }: Service, named: string | undefined): Promise<string> {
   if (named !== undefined) return named
+  if (credential.kind === 'workload') return organizationIn(credential.client)!
   if (credential.kind === 'token') {
     const { data } = await api.send((client) => client.GET('/api/v1/organization'))
     return data.data.attributes.slug

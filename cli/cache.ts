@@ -4,7 +4,7 @@ import { join } from 'node:path'
 import { parseJson } from '../src/rules/documents/json.ts'
 import { Failure } from './failure.ts'
 import { cacheFolder, readIfThere, replaceFile } from './files.ts'
-import type { Service } from './settings.ts'
+import type { Credential, Service } from './settings.ts'
 import type { Loaded } from './values.ts'
 
 // Loaded values, sealed with AES-256-GCM. Only the caller who loaded them can open them: the key is derived from the
@@ -12,16 +12,18 @@ import type { Loaded } from './values.ts'
 
 const MAX_BYTES = 64 * 1024 * 1024
 
+/** Who can keep copies. A workload keeps none: its job ends, and the next one is another caller. */
+type Keeper = Exclude<Credential, { kind: 'workload' }>
 /** What a cached copy is bound to. `organization` is empty if the caller determines it. */
-export interface Binding { service: Service, organization: string, place: string }
+export interface Binding { service: Service & { credential: Keeper }, organization: string, place: string }
 
 interface Sealed { at: number, loaded: Loaded }
 
-const callerOf = ({ credential }: Service): string => credential.kind === 'token'
+const callerOf = ({ credential }: Binding['service']): string => credential.kind === 'token'
   ? `token ${createHash('sha256').update(credential.token).digest('hex')}`
   : `login ${credential.login.person.id}`
 
-const keyOf = ({ credential }: Service): Buffer => credential.kind === 'token'
+const keyOf = ({ credential }: Binding['service']): Buffer => credential.kind === 'token'
   ? Buffer.from(hkdfSync('sha256', credential.token, '', 'strongroom cache', 32))
   : Buffer.from(credential.login.cache_key, 'base64')
 
@@ -30,6 +32,13 @@ const boundTo = ({ service, organization, place }: Binding): Buffer =>
 
 const pathOf = (binding: Binding): string =>
   join(cacheFolder(), `${createHash('sha256').update(boundTo(binding)).digest('hex').slice(0, 40)}.sealed`)
+
+/** What the copies of a service and a place are bound to; undefined for a caller who keeps none. */
+export function bindingOf (
+  { credential, ...service }: Service, organization: string, place: string
+): Binding | undefined {
+  return credential.kind === 'workload' ? undefined : { service: { ...service, credential }, organization, place }
+}
 
 /** Keeps loaded values. A cache that cannot be written stops nothing. */
 export function keep (binding: Binding, loaded: Loaded): void {

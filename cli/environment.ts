@@ -2,6 +2,7 @@ import { IN_NO_VARIABLE } from '../src/rules/documents/entries.ts'
 import { Failure } from './failure.ts'
 import { readIfThere } from './files.ts'
 import type { Value } from './values.ts'
+import { idTokenVariable } from './workload.ts'
 
 // Which values become variables of the child.
 
@@ -40,8 +41,9 @@ export function chosen (values: ReadonlyMap<string, Value>, { only, except }: Pi
 export function environmentOf (
   inherited: NodeJS.ProcessEnv, values: ReadonlyMap<string, string>, { allow, keepExisting, keepToken }: Choice
 ): Chosen {
+  const idToken = idTokenVariable(inherited)
   const kept = Object.entries(inherited).filter((pair): pair is [string, string] => pair[1] !== undefined)
-    .filter(([name]) => keepToken === true || !name.startsWith('STRONGROOM_'))
+    .filter(([name]) => keepToken === true || !(name.startsWith('STRONGROOM_') || name === idToken))
   // Without a prototype, `__proto__` is a name like any other.
   const environment: Record<string, string> = Object.assign(Object.create(null), Object.fromEntries(kept))
   const [dangerous, unusable]: [string[], string[]] = [[], []]

@@ -55,6 +55,35 @@ export async function refresh (login: Login, signal: AbortSignal): Promise<Login
   }
 }
 
+const EXCHANGE = 'urn:ietf:params:oauth:grant-type:token-exchange'
+const JWT = 'urn:ietf:params:oauth:token-type:jwt'
+
+/**
+ * Exchanges the token of a platform for an access token (RFC 8693). Returns the response if it is a 429. Throws `Away`
+ * if the service does not answer, and a `Failure` if it refuses.
+ */
+export async function exchange (
+  url: string, client_id: string, subject_token: string, signal: AbortSignal
+): Promise<string | Response> {
+  const server = serverAt(url)
+  let response: Response
+  try {
+    response = await oauth.genericTokenEndpointRequest(
+      server, { client_id }, oauth.None(), EXCHANGE, { subject_token, subject_token_type: JWT }, http(signal)
+    )
+  } catch (error) { throw awayOf(url, error) }
+  if (response.status >= 500 || response.headers.get('x-api-version') === null) {
+    throw new Away(`${url} did not exchange the token of the platform: status ${response.status}.`)
+  }
+  if (response.status === 429) return response
+  try {
+    return (await oauth.processGenericTokenEndpointResponse(server, { client_id }, response)).access_token
+  } catch (error) {
+    if (!(error instanceof oauth.ResponseBodyError)) throw awayOf(url, error)
+    throw new Failure(`${url} refused the token of the platform: ${plain(error.error_description ?? error.error)} The audit of the organization has the check that failed.`)
+  }
+}
+
 /** Ends a login at the service. Throws `Away` if the service does not answer. */
 export async function revoke (login: Login): Promise<void> {
   const signal = AbortSignal.timeout(REQUEST_MS)

@@ -1,5 +1,5 @@
 import { createApi, COMMAND_MS, namesAt, organizationOf, storedAt, type Api } from './api.ts'
-import { ageText, recall } from './cache.ts'
+import { ageText, bindingOf, recall } from './cache.ts'
 import { Failure, isClientManaged, reasonOf } from './failure.ts'
 import { listLogins, newCacheKey, removeLogin, storedLogin, storeLogin, whileLocked, type Login } from './logins.ts'
 import { printJson, printTable, tell } from './output.ts'
@@ -73,8 +73,15 @@ export async function logout (options: Options & { all?: boolean }): Promise<num
   return status
 }
 
+const KINDS = {
+  users: { word: 'user', shown: 'a person' },
+  'api-tokens': { word: 'api_token', shown: 'an API token' },
+  workloads: { word: 'workload', shown: 'a workload' }
+} as const
+type Kind = (typeof KINDS)[keyof typeof KINDS]
+
 interface Caller {
-  person: Login['person'], organizations: { slug: string, role: string | undefined }[], kind: string, expires: string | null
+  person: Login['person'], organizations: { slug: string, role: string | undefined }[], kind: Kind, expires: string | null
 }
 
 async function callerOf (service: Service): Promise<Caller> {
@@ -82,16 +89,19 @@ async function callerOf (service: Service): Promise<Caller> {
   const { data: { data, included } } = await api.send((client) => client.GET('/api/v1/user'))
   const { attributes } = data
   return {
-    kind: data.type === 'users' ? 'a person' : 'an API token',
+    kind: KINDS[data.type],
     person: { id: String(data.id), name: attributes.name, email: 'email' in attributes ? attributes.email : '' },
     organizations: included.map(({ attributes: { slug, role } }) => ({ slug, role: role ?? undefined })),
     expires: 'expires_at' in attributes ? attributes.expires_at : null
   }
 }
 
-const sourceOf = ({ credential }: Service): string => credential.kind === 'token'
-  ? credential.source
-  : `the login of ${credential.login.person.name} <${credential.login.person.email}>`
+function sourceOf ({ credential }: Service): string {
+  if (credential.kind === 'token') return credential.source
+  if (credential.kind === 'workload') return 'STRONGROOM_WORKLOAD, with the token of the platform'
+  const { name, email } = credential.login.person
+  return `the login of ${name} <${email}>`
+}
 
 /** Says who calls which service, until when, and with which credential. */
 export async function whoami (options: Options & { json?: boolean }): Promise<number> {
@@ -100,11 +110,11 @@ export async function whoami (options: Options & { json?: boolean }): Promise<nu
   const until = service.credential.kind === 'login' ? 'renewed until you sign out or the service ends the login' : expires ?? 'no end'
   const scopes = service.credential.kind === 'login' ? service.credential.login.scope : undefined
   if (options.json === true) {
-    printJson({ url: service.url, kind: kind === 'a person' ? 'user' : 'api_token', name: person.name, ...(person.email !== '' && { email: person.email }), organizations, expires_at: expires, credential: sourceOf(service), scopes: scopes?.split(' ') })
+    printJson({ url: service.url, kind: kind.word, name: person.name, ...(person.email !== '' && { email: person.email }), organizations, expires_at: expires, credential: sourceOf(service), scopes: scopes?.split(' ') })
     return 0
   }
   printTable([
-    ['who', `${kind}: ${person.name}${person.email === '' ? '' : ` <${person.email}>`}`],
+    ['who', `${kind.shown}: ${person.name}${person.email === '' ? '' : ` <${person.email}>`}`],
     ['where', service.url],
     ['organizations', organizations.map(({ slug, role }) => role === undefined ? slug : `${slug} (${role})`).join(', ')],
     ['until', until],
@@ -146,7 +156,7 @@ export async function doctor (argument: string | undefined, options: Options & {
   if (service !== undefined) {
     rows.push({ check: 'credential', ok: true, result: sourceOf(service) })
     const api = createApi(service, COMMAND_MS)
-    const caller = await check('reachable', () => callerOf(service), ({ kind, person }) => `yes, as ${kind} named ${person.name}`)
+    const caller = await check('reachable', () => callerOf(service), ({ kind, person }) => `yes, as ${kind.shown} named ${person.name}`)
     const named = namedOrganization(options, file)
     const organization = caller === undefined
       ? named
@@ -155,8 +165,9 @@ export async function doctor (argument: string | undefined, options: Options & {
       await check('permitted', () => contentOf(api, organization, place), ({ what, left_out }) =>
         left_out.length === 0 ? what : `${what}, without ${left_out.join(' and ')}`)
     }
-    if (place !== undefined) {
-      await check('cached copy', async () => recall({ service, organization: named ?? '', place: textOfPlace(place) }, Infinity), ({ age }) => `${ageText(age)} old`)
+    const binding = place && bindingOf(service, named ?? '', textOfPlace(place))
+    if (binding !== undefined) {
+      await check('cached copy', async () => recall(binding, Infinity), ({ age }) => `${ageText(age)} old`)
     }
   }
   if (options.json === true) printJson(rows)

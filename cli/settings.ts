@@ -12,7 +12,9 @@ export interface Options {
 /** A level of the hierarchy, by slugs. */
 export interface Place { project: string, target: string | undefined, environment: string | undefined }
 
-export type Credential = { kind: 'token', token: string, source: string } | { kind: 'login', login: Login }
+/** An API token, a login, or the token of a platform: `client` is the public id of the trust rule that accepts it. */
+export type Credential = { kind: 'token', token: string, source: string } | { kind: 'login', login: Login } |
+  { kind: 'workload', client: string }
 
 /** Where the service is and who calls it. */
 export interface Service { url: string, source: string, credential: Credential }
@@ -74,29 +76,27 @@ export function serviceUrl (text: string, source: string, { insecureHttp = [] }:
   return url.href.replace(/\/$/, '')
 }
 
-const isLoopback = (host: string): boolean => host === 'localhost' || host === '[::1]' || /^127(?:\.\d{1,3}){3}$/.test(host)
+export const isLoopback = (host: string): boolean => host === 'localhost' || host === '[::1]' || /^127(?:\.\d{1,3}){3}$/.test(host)
 
 /**
- * Finds the service and the credential for it. `STRONGROOM_TOKEN` goes only to an address of the command line or of the
- * environment; an address of a file works only with a login for exactly that address.
+ * Finds the service and the credential for it. `STRONGROOM_TOKEN` and the token of a platform go only to an address of
+ * the command line or of the environment; an address of a file works only with a login for exactly that address.
  */
 export async function findService (options: Options, file: FileSettings | undefined): Promise<Service> {
   const named = namedUrl(options)
   if (named !== undefined) {
     const url = serviceUrl(named.text, named.source, options)
-    const token = tokenOf()
-    if (token !== undefined) return { url, source: named.source, credential: { kind: 'token', ...token } }
-    return { url, source: named.source, credential: loginFor(url) }
+    return { url, source: named.source, credential: credentialOf() ?? loginFor(url) }
   }
   if (file?.url !== undefined) {
     const url = serviceUrl(file.url, `The url in ${file.path}`, options)
-    return { url, source: file.path, credential: loginFor(url, hasToken() ? ' STRONGROOM_TOKEN is sent only to the address in STRONGROOM_URL or --url.' : '') }
+    return { url, source: file.path, credential: loginFor(url, hasToken() ? ` ${HIDDEN}` : '') }
   }
   const logins = listLogins()
   const [login] = logins
   if (login === undefined) throw new Failure('No service is known. Run `strongroom login URL`, or set STRONGROOM_URL and STRONGROOM_TOKEN.')
   if (logins.length > 1) throw new Failure(`There are several logins: choose one with --url. They are for ${logins.map(({ url }) => url).join(', ')}.`)
-  if (hasToken()) throw new Failure('STRONGROOM_TOKEN is set, but no address: set STRONGROOM_URL or --url to the service of this token.')
+  if (hasToken()) throw new Failure(`No address is set: set STRONGROOM_URL or --url to the service of the token. ${HIDDEN}`)
   return { url: serviceUrl(login.url, 'The login', options), source: 'the only login', credential: { kind: 'login', login } }
 }
 
@@ -113,7 +113,22 @@ function loginFor (url: string, more = ''): Credential {
   return { kind: 'login', login }
 }
 
-const hasToken = (): boolean => ['STRONGROOM_TOKEN', 'STRONGROOM_TOKEN_FILE'].some((name) => (process.env[name] ?? '') !== '')
+const HIDDEN = 'STRONGROOM_TOKEN is sent only to the address in STRONGROOM_URL or --url, and so is the token of a platform.'
+const hasToken = (): boolean => ['STRONGROOM_TOKEN', 'STRONGROOM_TOKEN_FILE', 'STRONGROOM_WORKLOAD'].some((name) => (process.env[name] ?? '') !== '')
+
+function credentialOf (): Credential | undefined {
+  const token = tokenOf()
+  const { STRONGROOM_WORKLOAD: client = '' } = process.env
+  if (client === '') return token && { kind: 'token', ...token }
+  if (token !== undefined) throw new Failure(`Set STRONGROOM_WORKLOAD or ${token.source}, not both.`)
+  if (organizationIn(client) === undefined) {
+    throw new Failure('STRONGROOM_WORKLOAD is no public id of a trust rule, such as wl_01JQZ6V9T4M8N2K7R5W3X1Y0BC_7.')
+  }
+  return { kind: 'workload', client }
+}
+
+/** The id of the organization in the public id of a trust rule. */
+export const organizationIn = (client: string): string | undefined => /^wl_([0-9A-Z]{26})_\d{1,16}$/i.exec(client)?.[1]
 
 function tokenOf (): { token: string, source: string } | undefined {
   const { STRONGROOM_TOKEN: text = '', STRONGROOM_TOKEN_FILE: path = '' } = process.env

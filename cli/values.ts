@@ -4,7 +4,7 @@ import { deriveKey, openBlob, type ClientKey, type Derivation } from '../src/cli
 import { emptyEntries, type DocumentFormat } from '../src/rules/documents/entries.ts'
 import { parseJson } from '../src/rules/documents/json.ts'
 import { COMMAND_MS, createApi, organizationOf, parametersOf, RUN_MS, storedAt, templateOf, type Api } from './api.ts'
-import { ageText, keep, recall } from './cache.ts'
+import { ageText, bindingOf, keep, recall } from './cache.ts'
 import { Away, Failure, isClientManaged, Misuse, Refusal } from './failure.ts'
 import { tell } from './output.ts'
 import {
@@ -203,19 +203,20 @@ export async function loadOrRecall (
     throw new Misuse('Give --offline or --no-cache, not both: without the cached copy there would be no values.')
   }
   const at = await locate(options, argument, RUN_MS)
-  const binding = { service: at.service, organization: at.named ?? '', place: textOfPlace(at.place) }
+  const binding = bindingOf(at.service, at.named ?? '', textOfPlace(at.place))
   const maxStale = secondsOf(options.maxStale ?? '24h')
   if (options.offline === true) return { at, loaded: recallAndTell('') }
   try {
     const loaded = await withShortLookups(() => load(at))
-    if (options.cache !== false) keep(binding, loaded)
+    if (options.cache !== false && binding !== undefined) keep(binding, loaded)
     return { at, loaded }
   } catch (error) {
-    if (!(error instanceof Away) || options.cache === false) throw error
+    if (!(error instanceof Away) || options.cache === false || binding === undefined) throw error
     return { at, loaded: recallAndTell(`${error.message} `) }
   }
 
   function recallAndTell (reason: string): Loaded {
+    if (binding === undefined) throw new Misuse('A workload keeps no cached copy, so --offline has no values.')
     try {
       const { loaded, age } = recall(binding, maxStale)
       tell(`${reason}The values are a cached copy, ${ageText(age)} old.`)

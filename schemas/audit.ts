@@ -11,8 +11,8 @@ const EventWord = OneOf(EVENTS, { title: 'EventName' })
 /** Maximum number of events that `page` can reach in a filtered list; use `before` for older events. */
 export const MAX_COUNTED = 10_000
 
-export const ACTOR_PATTERN = '^((api_token|user):[1-9][0-9]{0,15}|operator|system)$'
-const ACTOR_RULE = 'operator, system, api_token:ID or user:ID, such as user:17'
+export const ACTOR_PATTERN = '^((api_token|user|workload):[1-9][0-9]{0,15}|operator|system)$'
+const ACTOR_RULE = 'operator, system, api_token:ID, user:ID or workload:ID, such as user:17'
 const RESOURCE_RULE = 'TYPE:ID, such as secret:01JQZ6V9T4M8N2K7R5W3X1Y0BC'
 
 // An id in either letter case.
@@ -28,7 +28,7 @@ const Place = (level: Level) => Type.Optional(Patterned(PLACE_PATTERN, ruleOf(Ul
 const FILTERS = {
   actor: Type.Optional(Patterned(ACTOR_PATTERN, ACTOR_RULE, {
     maxLength: 32,
-    description: 'the actor: `user:ID`, `api_token:ID`, `operator` or `system`',
+    description: 'the actor: `user:ID`, `api_token:ID`, `workload:ID`, `operator` or `system`',
     examples: ['operator']
   })),
   action: Type.Optional(EventWord),
@@ -56,7 +56,7 @@ export const AuditQuery = Type.Object({
 export type AuditQuery = Static<typeof AuditQuery>
 
 const ActorOfEvent = Type.Object({
-  type: OneOf(['api_token', 'user', 'operator', 'system']),
+  type: OneOf(['api_token', 'user', 'workload', 'operator', 'system']),
   id: Nullable(Type.Integer())
 }, { title: 'ActorOfEvent', description: 'the actor; `id` is null for `operator` and `system`' })
 
@@ -80,7 +80,7 @@ const AuditEvent = Resource('audit-events', { title: 'AuditEvent', id: '42' }, {
   action: Example(EventWord, 'organization.create'),
   actor: Example(ActorOfEvent, { type: 'operator', id: null }),
   actor_name: Example(Nullable(Type.String({
-    description: 'the present name of a member or an API token; null for others, after a deletion, and for callers ' +
+    description: 'the present name of a member, an API token or a rule of workloads; null for others, after a deletion, and for callers ' +
       'without `member:read` or `api-token:read`'
   })), null),
   resource: Example(ResourceOfEvent, { type: 'organization', id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC' }),

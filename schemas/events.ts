@@ -11,6 +11,8 @@ const LISTED = [
   'key.retrieve', 'key.rotate', 'key.change_custody',
   'history.re_encrypt',
   'api-token.create', 'api-token.update', 'api-token.rotate', 'api-token.delete',
+  'workload.create', 'workload.update', 'workload.delete',
+  'workload.login', 'workload.refuse',
   'oauth.grant', 'oauth.revoke', 'oauth.reuse',
   'invitation.create', 'invitation.send', 'invitation.withdraw', 'invitation.decline', 'invitation.expire',
   'member.create', 'member.join', 'member.update', 'member.delete',

@@ -1,9 +1,18 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { Answer, Example, OneOf } from './shapes.ts'
 
-// Names and lengths come from RFC 6749, 7636, 8414, 9207 and 9728.
+// Names and lengths come from RFC 6749, 7523, 7636, 8414, 8693, 9207 and 9728.
 
-/** The error codes of RFC 6749 (4.1.2.1, 5.2) with their status and description. */
+/** The grant types by which a workload exchanges an assertion of its platform for an access token. */
+export const TOKEN_EXCHANGE = 'urn:ietf:params:oauth:grant-type:token-exchange'
+export const JWT_BEARER = 'urn:ietf:params:oauth:grant-type:jwt-bearer'
+export const GRANT_TYPES = ['authorization_code', 'refresh_token', TOKEN_EXCHANGE, JWT_BEARER] as const
+
+/** Types of tokens (RFC 8693, 3). */
+export const ACCESS_TOKEN_TYPE = 'urn:ietf:params:oauth:token-type:access_token'
+export const ASSERTION_TYPES = ['urn:ietf:params:oauth:token-type:jwt', 'urn:ietf:params:oauth:token-type:id_token'] as const
+
+/** The error codes of RFC 6749 (4.1.2.1, 5.2) and RFC 8693 (2.2.2) with their status and description. */
 export const OAUTH_ERRORS = {
   invalid_request: { status: 400, description: 'A parameter is missing, repeated or malformed' },
   invalid_client: { status: 400, description: 'client_id is not the id of a client that may be used' },
@@ -12,8 +21,11 @@ export const OAUTH_ERRORS = {
     description: 'The code or refresh_token is invalid, expired or used, or client_id, redirect_uri or code_verifier ' +
       'are not those that it was issued for'
   },
-  unsupported_grant_type: { status: 400, description: 'grant_type must be authorization_code or refresh_token' },
+  unsupported_grant_type: { status: 400, description: `grant_type must be one of ${GRANT_TYPES.join(', ')}` },
   invalid_scope: { status: 400, description: 'scope contains an unknown scope, or one that was not granted' },
+  invalid_target: {
+    status: 400, description: 'resource must be omitted, and audience must be omitted or the URL of this service'
+  },
   unsupported_response_type: { status: 400, description: 'response_type must be code' },
   access_denied: { status: 403, description: 'The request was denied' },
   login_required: { status: 400, description: 'prompt must not be none: the user must sign in' },
@@ -61,13 +73,22 @@ const verifier = Type.String({ description: 'authorization_code: 43 to 128 chara
 
 /** Only for the OpenAPI document. The handler validates the body, because RFC 6749 defines the errors. */
 export const TokenBody = Type.Object({
-  grant_type: Type.Union([Type.Literal('authorization_code'), Type.Literal('refresh_token')]),
-  client_id: Type.Optional(Type.String()),
+  grant_type: OneOf(GRANT_TYPES),
+  client_id: Type.Optional(Type.String({
+    description: 'the application; of a workload, the `public_id` of its rule'
+  })),
   code: Type.Optional(code),
   code_verifier: Type.Optional(verifier),
   redirect_uri: Type.Optional(Type.String({ description: 'authorization_code: the `redirect_uri` of the authorization request' })),
   refresh_token: Type.Optional(Type.String({ description: 'refresh_token: the newest one' })),
-  scope: Type.Optional(Type.String({ description: 'refresh_token: the same scopes or fewer' }))
+  subject_token: Type.Optional(Type.String({ description: 'token-exchange: the assertion, a JWT of the platform' })),
+  subject_token_type: Type.Optional(Type.String({ description: `token-exchange: ${ASSERTION_TYPES.join(' or ')}` })),
+  requested_token_type: Type.Optional(Type.String({ description: `token-exchange: ${ACCESS_TOKEN_TYPE}` })),
+  assertion: Type.Optional(Type.String({ description: 'jwt-bearer: the assertion, a JWT of the platform' })),
+  audience: Type.Optional(Type.String({ description: 'token-exchange and jwt-bearer: the URL of this service' })),
+  scope: Type.Optional(Type.String({
+    description: 'refresh_token, token-exchange and jwt-bearer: the same scopes or fewer'
+  }))
 }, {
   title: 'TokenBody',
   examples: [{
@@ -79,12 +100,13 @@ export const TokenBody = Type.Object({
   }]
 })
 
-/** RFC 6749, 5.1. */
+/** RFC 6749, 5.1, and RFC 8693, 2.2.1. */
 export const TokenAnswer = Answer('TokenAnswer', {
   access_token: Example(Type.String(), 'dotenv_at_…'),
+  issued_token_type: Type.Optional(Type.Literal(ACCESS_TOKEN_TYPE, { description: 'only of token-exchange' })),
   token_type: Type.Literal('Bearer'),
   expires_in: Example(Type.Integer(), LIFETIMES.access),
-  refresh_token: Type.Optional(Example(Type.String({ description: 'absent for the console' }), 'dotenv_rt_…')),
+  refresh_token: Type.Optional(Example(Type.String({ description: 'absent for the console and for workloads' }), 'dotenv_rt_…')),
   scope: Example(Type.String(), 'secret:read project:read')
 })
 export type TokenAnswer = Static<typeof TokenAnswer>
@@ -110,7 +132,7 @@ export const ServerMetadata = Answer('AuthorizationServerMetadata', {
   revocation_endpoint: Url('/api/oauth/revoke'),
   response_types_supported: Words('code'),
   response_modes_supported: Words('query'),
-  grant_types_supported: Words('authorization_code', 'refresh_token'),
+  grant_types_supported: Words(...GRANT_TYPES),
   code_challenge_methods_supported: Words('S256'),
   token_endpoint_auth_methods_supported: Words('none'),
   revocation_endpoint_auth_methods_supported: Words('none'),

@@ -103,3 +103,7 @@ export function canonicalAbilities (spelling: string): readonly Ability[] | unde
   if (Object.hasOwn(SCOPES, spelling)) return [spelling as Scope]
   return Object.hasOwn(ALIASES, spelling) ? ALIASES[spelling] : undefined
 }
+
+/** The canonical abilities of known spellings, each once. */
+export const canonicalList = (spellings: readonly string[]): Ability[] =>
+  [...new Set(spellings.flatMap((spelling) => canonicalAbilities(spelling)!))]

@@ -36,7 +36,7 @@ export const TokenParams = Type.Object({
 })
 
 /** The creator of a token: a user or another token. Null: the operator. */
-const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name: string } | null>({
+export const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name: string } | null>({
   type: ['object', 'null'],
   properties: {
     type: { type: 'string', enum: ['user', 'api_token'] },
@@ -105,7 +105,7 @@ const expiry = (whenLeftOut: string, atMost = '') => Type.Optional(Type.Union(
   [Moment(), Type.Null()],
   { description: `RFC 3339, in the future; null: never; default: ${whenLeftOut}${atMost}` }
 ))
-const Restrictions = Type.Array(Restriction, {
+export const Restrictions = Type.Array(Restriction, {
   maxItems: 100, description: 'access is limited to these parts of the hierarchy; default: the whole organization'
 })
 const FIXED = 'cannot be changed; if sent, it must equal the current value'

@@ -64,10 +64,10 @@ const User = Type.Object({
 export const UserAnswer = Type.Object({ data: User, included: Type.Array(Included) })
 export type UserAnswer = Static<typeof UserAnswer>
 
-/** The principal of an organization API token. */
+/** The principal of an organization API token, or of the token of a workload: its rule. */
 const TokenPrincipal = Type.Object({
-  type: Type.Literal('api-tokens'),
-  id: Example(Type.String(), '3'),
+  type: Example(OneOf(['api-tokens', 'workloads']), 'api-tokens'),
+  id: Example(Type.String({ description: 'of the API token, or of the rule of the workload' }), '3'),
   attributes: Type.Object({
     name: Example(Type.String(), 'First token'),
     abilities: Example(Type.Array(AbilityName), ['*']),

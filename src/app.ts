@@ -44,6 +44,7 @@ import { endTrace, installTraces } from './http/observability/traces.ts'
 import { validatorCompiler } from './http/bodies/validation.ts'
 import { createMailer } from './mail/mailer.ts'
 import { createOutbox } from './mail/outbox.ts'
+import { createOutgoing } from './outgoing/client.ts'
 import { audit } from './plugins/audit.ts'
 import { changes } from './plugins/documents/changes.ts'
 import { cli } from './plugins/cli.ts'
@@ -68,6 +69,7 @@ import { teams } from './plugins/teams.ts'
 import { tokens } from './plugins/tokens.ts'
 import { user } from './plugins/user.ts'
 import { versions } from './plugins/versions.ts'
+import { workloads } from './plugins/workloads.ts'
 import { createPersonalEvent } from './repositories/people/personal-events.ts'
 import { ApiError } from './rules/api-error.ts'
 import type { Measured } from './telemetry/worker-metrics.ts'
@@ -81,6 +83,7 @@ import { createRemovalWorker } from './jobs/cleanup.ts'
 import { createEndingTokenMailer } from './jobs/ending-tokens.ts'
 import { createHistoryWorker } from './jobs/history.ts'
 import { createCallCounter } from './jobs/usage.ts'
+import { createIssuers, ISSUER_LIMITS } from './workloads/issuers.ts'
 
 // The plugins under /api/v1, by their tag in the OpenAPI document. The tags are in the order in which a new user needs
 // them. The OAuth plugin is registered separately, because its standard paths have no prefix.
@@ -93,6 +96,7 @@ const DOMAINS: Record<string, [description: string, ...plugins: Domain[]]> = {
   versions: ['Version history: list, fetch, restore, delete, purge', versions],
   'encryption-keys': ['Keys of projects', encryptionKeys],
   'api-tokens': ['Organization API tokens', tokens],
+  workloads: ['Trust rules for machines that have a token of their platform', workloads],
   users: ['The caller', user],
   members: ['Members of an organization and their roles', members, memberAccess, invitations],
   teams: ['Members who share roles in projects', teams],
@@ -215,7 +219,8 @@ export async function buildApp (
     endingTokens: createEndingTokenMailer({ ...background, outbox, service: () => app.issuer() })
   }
   const anchors = createAnchorWorker(background)
-  decorate(app, { outbox, invoicing, ...workers, anchors })
+  const issuers = createIssuers(createOutgoing(config.outgoing, ISSUER_LIMITS), warn)
+  decorate(app, { outbox, issuers, invoicing, ...workers, anchors })
   app.addHook('onResponse', ({ principal }, { statusCode }, done) => {
     if (principal !== null && statusCode !== 429) workers.calls.count(principal.organization.id)
     done()
@@ -271,6 +276,7 @@ export async function buildApp (
   installIdempotency(app, createAnswerSeal(keyring))
   const { redis } = config
   const common = redis === undefined ? counters : await countInRedis(app, redis, counters, metrics)
+  decorate(app, { counters: common })
   await installAccess(app, common, recheckAfter)
   installLevelLookup(app)
   installGoSdkCompat(app)

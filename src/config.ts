@@ -1,5 +1,6 @@
 import { closeSync, constants, fstatSync, openSync, readFileSync } from 'node:fs'
 import { isIP } from 'node:net'
+import { createSecureContext } from 'node:tls'
 import { Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { distance } from 'fastest-levenshtein'
@@ -68,6 +69,16 @@ const command = variable(readCommand, 'a program and its arguments separated by 
 export type Config = ReturnType<typeof loadConfig>
 
 export type KeyCommands = NonNullable<Config['keyCommands']>
+
+/** A host or network of OUTGOING_ALLOW. */
+export interface Destination {
+  /** A name in lower case, or an address. */
+  host: string
+  /** The bits of the network; undefined for a name. */
+  bits: number | undefined
+  /** Undefined: all ports. */
+  port: number | undefined
+}
 
 /**
  * Parses and validates the variables; an empty variable counts as not set. Throws a ConfigError for the first invalid
@@ -178,6 +189,13 @@ function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
       note: linesOf(read('INVOICE_NOTE', text(NOTE_LENGTH))),
       paymentDetails: linesOf(read('INVOICE_PAYMENT_DETAILS', text(1000))),
       dueDays: read('INVOICE_DUE_DAYS', integer(0, 365)) ?? 14
+    },
+    outgoing: {
+      /** Where outgoing requests may connect to although the address is not public. */
+      allow: read('OUTGOING_ALLOW', variable((text) => readList(text, readDestination),
+        'a comma-separated list of hosts and networks, each with or without a port, as in git.example.com, 10.0.0.0/8:443 or [fd00::/8]:443')) ?? [],
+      /** Certificates in PEM that outgoing requests trust in addition to the public authorities. */
+      authorities: read('OUTGOING_CA', variable(readAuthorities, 'the path of a file with certificates in PEM'))
     },
     /** Seconds after the start of a shutdown during which readiness fails but requests are still accepted. */
     shutdownDelay: read('SHUTDOWN_DELAY', seconds(0, 300)) ?? 0,
@@ -347,7 +365,7 @@ function readSize (text: string) {
   return Number(digits) * bytes
 }
 
-function readList (text: string, read: (member: string) => string | undefined) {
+function readList<T> (text: string, read: (member: string) => T | undefined) {
   const members = text.split(',').map((member) => read(member.trim()))
   return members.every((member) => member !== undefined) ? members : undefined
 }
@@ -467,11 +485,38 @@ function readOrigin (text: string) {
 }
 
 function readProxy (text: string) {
-  if (/^(?:loopback|linklocal|uniquelocal)$/.test(text)) return text
-  const [, address = '', bits] = /^([^/]*)(?:\/(\d{1,3}))?$/.exec(text) ?? []
-  // The prefix /0 would trust every proxy, so that clients could choose the address that rate limits count.
-  const fits = bits === undefined || (Number(bits) > 0 && Number(bits) <= (isIP(address) === 4 ? 32 : 128))
-  return isIP(address) !== 0 && !address.includes('%') && fits ? text : undefined
+  return /^(?:loopback|linklocal|uniquelocal)$/.test(text) || readNetwork(text) !== undefined ? text : undefined
+}
+
+// The prefix /0 would trust every proxy, so that clients could choose the address that rate limits count. In
+// OUTGOING_ALLOW, it would allow every address.
+function readNetwork (text: string) {
+  const [, host = '', digits] = /^([^/]*)(?:\/(\d{1,3}))?$/.exec(text) ?? []
+  const all = isIP(host) === 4 ? 32 : 128
+  const bits = within(1, all, Number(digits ?? all))
+  return isIP(host) !== 0 && !host.includes('%') && bits !== undefined ? { host, bits } : undefined
+}
+
+// An IPv6 network with a port needs brackets, because each of its parts could be a port.
+function readDestination (text: string): Destination | undefined {
+  const whole = readNetwork(text)
+  if (whole !== undefined) return { ...whole, port: undefined }
+  const [, bracketed, plain = '', digits] = /^(?:\[([^[\]]+)\]|([^[\]:]+))(?::(\d{1,5}))?$/.exec(text) ?? []
+  const port = digits === undefined ? undefined : within(1, 65535, Number(digits))
+  if (port === undefined && digits !== undefined) return undefined
+  const network = readNetwork(bracketed ?? plain)
+  if (network !== undefined) return { ...network, port }
+  return /^\w[\w.-]{0,252}$/.test(plain) ? { host: plain.toLowerCase(), bits: undefined, port } : undefined
+}
+
+function readAuthorities (path: string) {
+  try {
+    const text = readFileSync(path, 'utf8')
+    createSecureContext({ ca: text })
+    return text.includes('-----BEGIN CERTIFICATE-----') ? text : undefined
+  } catch {
+    return undefined
+  }
 }
 
 function parseUrl (text: string) {

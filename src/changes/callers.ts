@@ -61,6 +61,17 @@ const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>
   WITH ${callersOf($)} SELECT token.n, token.grant_id IS NOT NULL OR token.user_id IS NOT NULL AS is_of_person
   FROM (${apiTokens}) AS token`)
 
+// The rule of a workload changes only under the lock of the organization, so no row is locked here.
+const workloadCallers = preparedSql<{ n: number }, Parameters>('workload_callers', ($) => sql`
+  SELECT caller.n
+  FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), workload bigint,
+    revision bigint, ends timestamptz)
+  CROSS JOIN LATERAL (
+    SELECT FROM workload_rules WHERE organization_id = caller.organization_id AND id = caller.workload
+      AND revision = caller.revision${andOwn(sql`organization_id`)} LIMIT 1
+  ) AS rule
+  WHERE caller.ends > ${STATEMENT_TIME}`)
+
 // Transactions that revoke a grant, refresh a token or close an account lock the grant and then the token, but no row
 // in `organization_counters`. The statements below lock in the same order. SKIP LOCKED omits callers with locked rows.
 const LOCK = sql`FOR SHARE SKIP LOCKED`
@@ -125,10 +136,14 @@ export async function lockCallers (db: Db, callers: readonly (CallerIn | null)[]
     const areMembers = memberships && new Set(memberships.map(({ n }) => n))
     return [...ofTokens, ...ofAccess.filter(({ n }) => areMembers?.has(n) ?? true)]
   }
-  const [ofOrganizations, ofPersons] = await Promise.all([
-    find(ownCallers, numbered.filter(({ user_id }) => user_id === undefined)), findPersons(PERSONS.locked, persons)
+  const [ofOrganizations, ofPersons, ofWorkloads] = await Promise.all([
+    find(ownCallers, numbered.filter((caller) => 'api_token' in caller && caller.user_id === undefined)),
+    findPersons(PERSONS.locked, persons),
+    find(workloadCallers, numbered.filter((caller) => 'workload' in caller))
   ])
-  const live = new Set([...ofOrganizations.filter(({ is_of_person }) => !is_of_person), ...ofPersons].map(({ n }) => n))
+  const live = new Set([
+    ...ofOrganizations.filter(({ is_of_person }) => !is_of_person), ...ofPersons, ...ofWorkloads
+  ].map(({ n }) => n))
   const others = await findPersons(PERSONS.read, persons.filter(({ n }) => !live.has(n)))
   // API tokens that belonged to no person when the request began. A person has rotated them since, and the rows of that
   // person are not locked.

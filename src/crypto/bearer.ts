@@ -3,8 +3,10 @@
  * 238 unbiased random bits and a form that secret scanners recognize. The checksum detects mistyped tokens without a
  * database query. A token is authenticated only by the look-up of its hash in the database.
  */
+import type { KeyObject } from 'node:crypto'
 import { crc32 } from 'node:zlib'
-import { random, sameBytes, sha256 } from './primitives.ts'
+import { IntegrityError, openAtRest, sealAtRest } from './at-rest.ts'
+import { deriveKey, encodeContext, random, sameBytes, sha256 } from './primitives.ts'
 
 const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'
 const RANDOM_CHARACTERS = 40
@@ -46,6 +48,47 @@ export function isCredential (kind: Credential, text: string): boolean {
   const [, found] = CREDENTIAL_PATTERN.exec(text) ?? []
   return found === kind && checksum(text.slice(0, -CHECKSUM_CHARACTERS)) === text.slice(-CHECKSUM_CHARACTERS)
 }
+
+/** The maximum length of a token of any kind. */
+export const MAX_TOKEN_LENGTH = 512
+
+const WORKLOAD_PATTERN = /^dotenv_wl_([0-9A-HJKMNP-TV-Z]{26})_([0-9A-Za-z_-]+)$/
+
+/** The key that seals the tokens of workloads, derived from the row key, so that it need not be stored. */
+export const deriveWorkloadKey = (rowKey: KeyObject): KeyObject =>
+  deriveKey(rowKey, Buffer.from('strongroom workloads'), 'token')
+
+/**
+ * Makes the token of a workload, `dotenv_wl_<ULID of the organization>_<sealed content>`. No row stores the token: its
+ * content is sealed for the organization and read back from the token.
+ */
+export function sealWorkloadToken (key: KeyObject, organizationId: string, content: string): string {
+  const sealed = sealAtRest(key, Buffer.from(content), workloadContext(organizationId))
+  const token = `dotenv_wl_${organizationId}_${sealed.toString('base64url')}`
+  if (!WORKLOAD_PATTERN.test(token) || token.length > MAX_TOKEN_LENGTH) throw new Error('a workload token is too long')
+  return token
+}
+
+/** Whether the text has the form of a workload's token. */
+export const isWorkloadToken = (text: string): boolean => WORKLOAD_PATTERN.test(text)
+
+/** The organization and the content of a workload's token; undefined unless it was sealed with this key. */
+export function openWorkloadToken (
+  key: KeyObject, text: string
+): { organizationId: string, content: string } | undefined {
+  const [, organizationId = '', encoded = ''] = WORKLOAD_PATTERN.exec(text) ?? []
+  const sealed = Buffer.from(encoded, 'base64url')
+  // A token has one spelling: other last characters can decode to the same bytes.
+  if (encoded === '' || sealed.toString('base64url') !== encoded) return undefined
+  try {
+    return { organizationId, content: openAtRest(key, sealed, workloadContext(organizationId)).toString() }
+  } catch (error) {
+    if (error instanceof IntegrityError) return undefined
+    throw error
+  }
+}
+
+const workloadContext = (organizationId: string) => encodeContext('workload-token', organizationId)
 
 /** A random value for a cookie, a link or the id of a pending request: 256 bits. */
 export function mintSecret (): string {

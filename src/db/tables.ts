@@ -8,13 +8,14 @@ import {
   PAYMENT_METHOD_KINDS, PAYMENT_STATUSES, TAX_ID_LENGTH, type InvoiceLine, type Party
 } from '../../schemas/billing.ts'
 import { HISTORY_POLICIES, MANAGED, SECRET_FORMATS } from '../../schemas/projects.ts'
-import type { Ability } from '../../schemas/scopes.ts'
+import type { Ability, Scope } from '../../schemas/scopes.ts'
 import { LEVELS, type Level } from '../../schemas/secrets.ts'
 import { NAME_LENGTH, SLUG_LENGTH } from '../../schemas/shapes.ts'
 import { ORGANIZATION_STATUSES } from '../../schemas/organizations.ts'
 import type { ExceptStatus } from '../../schemas/teams.ts'
 import { MEMBER_STATUSES, ROLES } from '../../schemas/users.ts'
 import { VERSION_ACTIONS } from '../../schemas/versions.ts'
+import { PRESETS, type Claims, type JwkSet } from '../../schemas/workloads.ts'
 import { authenticated, bytea, exempt, hidden, later, moment, presence } from './columns.ts'
 import type { EventRow } from './events.ts'
 
@@ -496,6 +497,61 @@ export const token_removals = unauthenticated(
   ended: varchar({ length: 16, enum: ENDINGS }).notNull(),
   ended_id: count().notNull()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.ended, table.ended_id] })])
+
+/** Trust rules: which tokens of a platform are exchanged for access tokens, and what these may do. */
+export const workload_rules = authenticated('workload_rules', {
+  organization_id: hidden(organizationId()),
+  /** Made by `makeId`, so that a token of a deleted rule never fits a later rule. */
+  id: count().notNull(),
+  name: name(),
+  description: exempt(SHOWN, text()),
+  enabled: boolean().notNull(),
+  preset: varchar({ length: 32, enum: PRESETS }),
+  issuer: text().notNull(),
+  /** The keys of the issuer; null: the issuer publishes them. */
+  jwks: jsonb().$type<JwkSet>(),
+  audience: text().notNull(),
+  claims: jsonb().$type<Claims>().notNull(),
+  scopes: text().array().$type<Scope[]>().notNull(),
+  /** As in `api_tokens`. */
+  slices: hidden(jsonb().$type<Omit<StoredSlice, 'except_status'>[]>()),
+  lifetime: integer().notNull(),
+  single_use: boolean().notNull(),
+  max_assertion_age: integer().notNull(),
+  /** A new number of `makeId` with each change but of name and description, which ends the tokens of the rule. */
+  revision: hidden(count().notNull()),
+  /** The creator, with the name at that time; null: an operator. */
+  created_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
+  created_by_id: count(),
+  created_by_name: varchar({ length: NAME_LENGTH }),
+  /** The person who created the rule, also through a token. */
+  user_id: hidden(count()),
+  ...exemptTimestamps(LISTED)
+}, (table) => [primaryKey({ columns: [table.organization_id, table.id] })])
+
+/**
+ * Assertions that were exchanged by a rule with `single_use`. No foreign keys: the rows are deleted when the assertions
+ * have expired.
+ */
+export const spent_assertions = unauthenticated(
+  'A removed row lets a token of a platform be exchanged again until it expires; an added row refuses one'
+)('spent_assertions', {
+  organization_id: ulid().notNull(),
+  rule_id: count().notNull(),
+  /** SHA-256, in hexadecimal, of the id of the assertion, or of the assertion without its signature. */
+  spend: char({ length: 64 }).notNull(),
+  expires_at: moment().notNull()
+}, (table) => [
+  primaryKey({ columns: [table.organization_id, table.rule_id, table.spend] }), index().on(table.expires_at)
+])
+
+/** When an organization was restored from a backup, which has no used assertions. */
+export const organization_restores = unauthenticated(
+  'A removed row, or one with an earlier time, lets tokens of platforms that were used before the restore be exchanged again until they expire'
+)('organization_restores', {
+  organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
+  restored_at: moment().notNull()
+})
 
 /** No foreign key to the organization, because the organization is deleted first (`organization_removals`). */
 export const projects = authenticated('projects', {

@@ -11,6 +11,7 @@ import {
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../repositories/operations/idempotency.ts'
 import { listExpiredInvitations } from '../repositories/people/invitations.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/people/tokens.ts'
+import { deleteExpiredAssertions, listOwnersOfExpiredAssertions } from '../repositories/people/workloads.ts'
 import type { Log } from '../telemetry/log.ts'
 import { endingsOf } from '../vault/deletions.ts'
 import { expireInvitations } from '../vault/memberships.ts'
@@ -36,9 +37,9 @@ interface Removing { kind: number, organization: string }
 interface Place { step: number, at: Removal }
 
 /**
- * Deletes in the background: purged versions, the rows of deleted levels and organizations, expired responses and
- * invitations, and invalid API tokens. The tokens in `token_removals` have a separate worker, because a former member
- * can join again only after the deletion of the tokens.
+ * Deletes in the background: purged versions, the rows of deleted levels and organizations, expired responses,
+ * invitations and used assertions, and invalid API tokens. The tokens in `token_removals` have a separate worker,
+ * because a former member can join again only after the deletion of the tokens.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   const inBatches = (take: (db: Db, organization: string, limit: number) => Promise<number>): Step =>
@@ -75,7 +76,8 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
         })
       })).written.deleted)]
     },
-    { list: listUnusableTokens, steps: [inBatches(deleteUnusableTokens)] }
+    { list: listUnusableTokens, steps: [inBatches(deleteUnusableTokens)] },
+    { list: listOwnersOfExpiredAssertions, steps: [inBatches(deleteExpiredAssertions)] }
   ]
 
   async function removeTokens (removal: TokenRemoval): Promise<number> {

@@ -16,7 +16,7 @@ import {
   countEvents, exportEvents, listEvents, type CountedDay, type EventFilter, type EventOfList
 } from '../repositories/audit/events.ts'
 import { findMemberNames } from '../repositories/people/members.ts'
-import type { Principal } from '../repositories/people/principals.ts'
+import { findRuleNames, type Principal } from '../repositories/people/principals.ts'
 import { findTokenNames } from '../repositories/people/tokens.ts'
 import { refuse } from '../rules/api-error.ts'
 import { DAY, dayOf, daysUntil, EARLIEST, requireTimestamp } from '../rules/formats/timestamps.ts'
@@ -133,11 +133,13 @@ export const audit: Domain = async (app) => {
     const { id } = principal.organization
     const idsOf = (type: string) =>
       [...new Set(rows.flatMap(({ actor_type, actor_id }) => actor_type === type && actor_id !== null ? actor_id : []))]
-    const [users, tokens] = await waitFor(request, Promise.all([
+    const [users, tokens, rules] = await waitFor(request, Promise.all([
       holds(principal, 'member:read') ? findMemberNames(app.lists, id, idsOf('user')) : undefined,
-      holds(principal, 'api-token:read') ? findTokenNames(app.lists, id, idsOf('api_token')) : undefined
+      holds(principal, 'api-token:read') ? findTokenNames(app.lists, id, idsOf('api_token')) : undefined,
+      holds(principal, 'api-token:read') ? findRuleNames(app.lists, id, idsOf('workload')) : undefined
     ]))
-    const names: Record<string, ReadonlyMap<number, string> | undefined> = { user: users, api_token: tokens }
+    const names: Record<string, ReadonlyMap<number, string> | undefined> =
+      { user: users, api_token: tokens, workload: rules }
     return rows.map((row) => toItem(row, names[row.actor_type]?.get(row.actor_id ?? 0) ?? null))
   }
 }

@@ -11,8 +11,8 @@ import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import type { Db } from '../db/database.ts'
 import { findSlugs, idsOf } from '../db/rows/slugs.ts'
 import { requireScope } from '../http/guard/access.ts'
-import { requireRestriction } from '../http/guard/level-lookup.ts'
-import { actorOf, principalOf } from '../http/routes/actor.ts'
+import { requireRestriction } from '../http/guard/authority.ts'
+import { actorOf, makerOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import { requirePlanQuota, requireRole } from '../http/routes/requirements.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -49,7 +49,10 @@ const toItem = ({ id, organization_id, invited_by, ...row }: ShownInvitation) =>
   } satisfies InvitationAttributes
 })
 
-const asInviter = ({ type, id, name }: Principal): Inviter => ({ type, id, name })
+const asInviter = (principal: Principal): Inviter => {
+  const { type, id, name } = makerOf(principal)
+  return { type, id, name }
+}
 
 async function findItem (db: Db, organizationId: string, id: string) {
   const row = await findInvitation(db, organizationId, id)
@@ -285,7 +288,8 @@ export const invitations: Domain = async (app) => {
   }
 
   /** Sends no e-mail if the queue is full, or if the organization sent this address an e-mail in the last 24 hours. */
-  function prepareMail ({ organization, person, type, name }: Principal, email: string) {
+  function prepareMail (principal: Principal, email: string) {
+    const { organization, person } = principal
     const secret = mintSecret()
     let reservation: MailReservation | undefined
     let isTaken = false
@@ -312,7 +316,7 @@ export const invitations: Domain = async (app) => {
           ...membershipInvitation({
             service: app.issuer(),
             organization: organization.name,
-            inviter: { type, name },
+            inviter: asInviter(principal),
             role,
             place: place && place_role && { ...place, role: place_role },
             link: `${app.issuer()}/account/invitation/${organization.id}.${secret}`

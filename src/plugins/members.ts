@@ -18,7 +18,7 @@ import { fail } from '../rules/api-error.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, grants } from '../rules/roles.ts'
-import { deleteUngiven, endMembership, isLastOwner, leftTokensOf } from '../vault/memberships.ts'
+import { deleteUngiven, endMembership, isLastOwner, leftOf } from '../vault/memberships.ts'
 
 const toItem = (attributes: MemberAttributes) =>
   ({ type: 'members' as const, id: String(attributes.user_id), attributes })
@@ -104,7 +104,7 @@ export const members: Domain = async (app) => {
             async write (db) {
               await updateMember(db, organizationId, id, role)
               const withdrawn = await deleteUngiven(db, organizationId)
-              const left = await leftTokensOf(db, organizationId, id)
+              const left = await leftOf(db, organizationId, id)
               return { updated: await findMember(db, organizationId, id) ?? tampered(), withdrawn, left }
             },
             events: ({ withdrawn, left }) =>

@@ -1,6 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import { CONSOLE_CLIENT } from '../../schemas/console.ts'
-import { canonicalAbilities, SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
+import { canonicalAbilities, canonicalList, SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
 import { NoContent, PAGE_SIZE } from '../../schemas/shapes.ts'
 import {
   ApiTokenAnswer, ApiTokenList, CreateTokenBody, CreatedToken, ListTokensQuery, NOT_AGAIN, RotateTokenBody,
@@ -10,16 +10,18 @@ import { change } from '../changes/change.ts'
 import { mintApiToken, storedToken } from '../crypto/bearer.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { findSlugs, idsOf } from '../db/rows/slugs.ts'
-import { requireRestriction } from '../http/guard/level-lookup.ts'
 import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
-import { actorOf, principalOf } from '../http/routes/actor.ts'
+import { actorOf, makerOf, principalOf } from '../http/routes/actor.ts'
+import {
+  refuseAs, refuseWider, requireRestriction, resolveRestrictions, restrictionsIn
+} from '../http/guard/authority.ts'
 import type { RedactedReplay } from '../http/repeats/idempotency.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf } from '../repositories/audit/audit.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import {
-  areManyRestricted, createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, hasMadeInherited,
+  areManyRestricted, createToken, deleteTokens, endsWith, findSlices, findToken, hasMadeInherited,
   lockTokenSupport, listTokens, lockToken, findReachedTokenLimit, rotateToken, showToken, updateToken,
   type LockedToken, type TokenRow
 } from '../repositories/people/tokens.ts'
@@ -28,9 +30,7 @@ import { requireNewName } from '../rules/formats/names.ts'
 import { mustBeOneOf } from '../rules/formats/phrases.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
-import {
-  coversAll, isInside, keepInherited, restrictionOf, textOf, type SentSlice, type Slice
-} from '../rules/slices.ts'
+import { coversAll, keepInherited, restrictionOf, textOf, type SentSlice, type Slice } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { inheritedWarning } from '../vault/documents/open-documents.ts'
 import { deleteUngiven } from '../vault/memberships.ts'
@@ -94,7 +94,7 @@ export const tokens: Domain = async (app) => {
         refuse('owner', 'Only with a token of the console that has api-token:create, or with a token of the organization')
       }
       const principal = isOrganizations ? asOrganization(request) : principalOf(request)
-      const abilities = abilitiesOf(sent.abilities)
+      const abilities = canonicalList(sent.abilities)
       const token = mintApiToken(principal.organization.id)
       const { body } = await change(app.db, actorOf(request), {
         async load (db) {
@@ -102,10 +102,10 @@ export const tokens: Domain = async (app) => {
           const expires_at = sent.expires_at === undefined
             ? principal.expires_at
             : await parseExpiry(db, sent.expires_at)
-          const { slices, warning } = await slicesOf(db, principal, restrictions)
+          const { slices, inheriting } = await resolveRestrictions(db, principal, restrictions, 'api-token:create')
           refuseEscalation(principal, { abilities, slices, expires_at }, 'api-token:create')
           await requireQuota(db, principal.organization.id, principal.person?.user_id ?? null)
-          return { expires_at, slices, warning }
+          return { expires_at, slices, warning: inheritedWarning(inheriting) }
         },
         decide: ({ expires_at, slices, warning }) => ({
           write: async (db) => createToken(db, {
@@ -115,7 +115,7 @@ export const tokens: Domain = async (app) => {
             abilities,
             slices,
             expires_at,
-            made_by: principal
+            made_by: makerOf(principal)
           }),
           events: ({ id }) => [eventOf('api-token.create', id, {
             abilities: abilities.join(' '), ...restrictionsIn(slices), ...(isOrganizations && { owner: 'organization' })
@@ -237,7 +237,8 @@ export const tokens: Domain = async (app) => {
         },
         decide: ({ locked, rotater }) => ({
           write: async (db) => await rotateToken(
-            db, locked, storedToken(token), overlap_seconds, rotater, request.answering !== null
+            db, locked, storedToken(token), overlap_seconds, { ...makerOf(rotater), caller: rotater.caller },
+            request.answering !== null
           ) ?? fail('not_found'),
           events: [eventOf('api-token.rotate', id, { overlap_seconds })],
           answer: (api_key) =>
@@ -347,14 +348,10 @@ const isSame = (one: readonly string[], other: readonly string[]): boolean => {
 
 // Fixed fields may be sent if they are unchanged, so that clients can send back a token as they read it.
 function refuseFixed (token: TokenRow, { abilities }: UpdateTokenBody) {
-  if (abilities !== undefined && !isSame(abilitiesOf(abilities), token.abilities)) {
+  if (abilities !== undefined && !isSame(canonicalList(abilities), token.abilities)) {
     refuse('abilities', 'Cannot be changed', 'abilities_are_fixed')
   }
 }
-
-// The restrictions in an audit event, as in the events of a team.
-const restrictionsIn = (slices: readonly Slice[] = []) =>
-  slices.length > 0 && { restrictions: slices.map(textOf).join(' ') }
 
 const STILL_INHERITED = 'tokens that this token made still have `inherited`: look for them by `created_by`'
 
@@ -408,9 +405,6 @@ const ABILITY_RULES: readonly Rule[] = [
   }
 ]
 
-const abilitiesOf = (spellings: readonly string[]): Ability[] =>
-  [...new Set(spellings.flatMap((spelling) => canonicalAbilities(spelling)!))]
-
 async function parseExpiry (db: Db, text: string | null): Promise<Date | null> {
   if (text === null) return null
   const moment = requireTimestamp('expires_at', text)
@@ -424,38 +418,12 @@ async function newExpiry (db: Db, { expires_at: current }: TokenRow, text: strin
   return sent?.getTime() === current?.getTime() ? undefined : await parseExpiry(db, text)
 }
 
-async function slicesOf (
-  db: Db, principal: Principal, restrictions: readonly Restriction[]
-): Promise<{ slices: Slice[], warning: { warning?: string } }> {
-  const { organization, slices: own } = principal
-  const slices: SentSlice[] = []
-  const inheriting = []
-  for (const [i, restriction] of restrictions.entries()) {
-    const { inherited = false } = restriction
-    const found = await findSlice(db, organization.id, restriction)
-    // A restricted caller must not learn whether a level outside of the restrictions exists.
-    if (own.length > 0 && (typeof found === 'string' || !isInside(own, found.slice))) {
-      refuseAs(principal, 'api-token:create')
-    }
-    if (typeof found === 'string') return refuse(`restrictions.${i}.${found}`, `There is no such ${found}`)
-    slices.push({ ...found.slice, inherited })
-    if (inherited) inheriting.push(found.project)
-  }
-  return { slices: keepInherited(slices, []), warning: inheritedWarning(inheriting) }
-}
-
 // Prevents privilege escalation: a caller cannot create, change or rotate a token with more abilities, wider
 // restrictions or a later expiry than its own.
 function refuseEscalation (
   caller: Principal, token: { abilities: Ability[], slices: Slice[], expires_at: Date | null }, required: Scope
 ) {
-  const missing = caller.scopes.has('*') ? undefined : token.abilities.find((ability) => !caller.scopes.has(ability))
-  if (missing !== undefined) refuseAs(caller, missing)
-  const wider = !coversAll(caller.slices, token.slices)
+  refuseWider(caller, token, required)
   const longer = caller.expires_at !== null && (token.expires_at === null || token.expires_at > caller.expires_at)
-  if (wider || longer) refuseAs(caller, required)
-}
-
-function refuseAs ({ scopes }: Principal, required_scope: Ability): never {
-  fail('insufficient_permissions', { required_scope, granted_scopes: [...scopes] })
+  if (longer) refuseAs(caller, required)
 }

@@ -26,7 +26,7 @@ export const user: Domain = async (app) => {
     config: { access: 'authenticated', whenInactive: true, errors: ['integrity_error'] },
     schema: {
       operationId: 'getUser',
-      summary: 'Get the caller, a user or an API token, with the organizations that the caller can access',
+      summary: 'Get the caller, a user, an API token or a workload, with the organizations that the caller can access',
       description: 'Use this to check a token, and to find the organizations that it can access.',
       response: { 200: PrincipalAnswer }
     },
@@ -53,11 +53,11 @@ export const user: Domain = async (app) => {
       }
 
       async function ofToken (): Promise<TokenPrincipalAnswer> {
-        const { id, name, scopes, slices, expires_at, organization } = principalOf(request)
+        const { type, id, name, scopes, slices, expires_at, organization } = principalOf(request)
         const restrictions = await showRestrictions(app.db, organization.id, slices)
         return {
           data: {
-            type: 'api-tokens',
+            type: type === 'workload' ? 'workloads' : 'api-tokens',
             id: String(id),
             attributes: { name, abilities: [...scopes], restrictions, expires_at },
             relationships: linkage([organization])

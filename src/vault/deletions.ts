@@ -8,6 +8,7 @@ import {
 } from '../repositories/operations/cleanup.ts'
 import { deleteTeamsOfProject, listTeamsOfNothing } from '../repositories/people/teams.ts'
 import { deleteTokens, lockTokensOfNothing } from '../repositories/people/tokens.ts'
+import { deleteRulesOfNothing } from '../repositories/people/workloads.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION } from './operations/long-operations.ts'
 
 /** Whether the deletion of a level with the levels below it is a long operation. */
@@ -15,9 +16,9 @@ export const isLongDeletion = async (db: Db, organizationId: string, below: Belo
   await countLevels(db, organizationId, below) > MAX_LEVELS_OF_SHORT_DELETION
 
 /**
- * Deletes a level and the levels below it. Also deletes the API tokens and team roles that are restricted to these
- * levels. `projectId` is the project of a deleted target or environment. If a project is deleted, its team roles are
- * deleted with its row. Returns the events.
+ * Deletes a level and the levels below it. Also deletes the API tokens, trust rules and team roles that are restricted
+ * to these levels. `projectId` is the project of a deleted target or environment. If a project is deleted, its team
+ * roles are deleted with its row. Returns the events.
  */
 export async function deleteLevel (
   db: Db, organizationId: string, below: Below, event: AuditEvent, lockCounter: () => Promise<Counter>,
@@ -31,12 +32,14 @@ export async function deleteLevel (
   const tokens = await lockTokensOfNothing(db, organizationId, PIECE)
   const teams = projectId === undefined ? [] : await listTeamsOfNothing(db, organizationId, projectId)
   await deleteTokens(db, organizationId, tokens)
+  const rules = await deleteRulesOfNothing(db, organizationId)
   if (projectId !== undefined) await deleteTeamsOfProject(db, organizationId, projectId, teams)
   // If more tokens are left, a background job deletes them. They give no access, because their levels are deleted.
   if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(organizationId))
   return [
     { ...event, details: { ...event.details, ...removed }, growth: -bytes },
     ...endingsOf(tokens, event.resource_type),
+    ...rules.map((id) => eventOf('workload.delete', id, { with: event.resource_type })),
     ...teams.map((id): AuditEvent => ({
       action: 'team-project.delete',
       resource_type: 'team',

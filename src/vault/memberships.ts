@@ -2,7 +2,7 @@ import { ulid } from 'ulidx'
 import type { MemberAttributes } from '../../schemas/members.ts'
 import { TEAM_LIMITS } from '../../schemas/teams.ts'
 import type { Role } from '../../schemas/users.ts'
-import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../db/callers/grants.ts'
+import { endingOf, endTokensOfBefore, lockTokensOfMember, namesOf } from '../db/callers/grants.ts'
 import type { Db } from '../db/database.ts'
 import type { Counter } from '../db/rows/counter.ts'
 import { findSlugs, idsOf } from '../db/rows/slugs.ts'
@@ -22,6 +22,7 @@ import {
 } from '../repositories/people/teams.ts'
 import { countLeftTokens } from '../repositories/people/tokens.ts'
 import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
+import { listRulesOf } from '../repositories/people/workloads.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
 import { numberedSlugs, slugFrom, withSuffix } from '../rules/formats/slugs.ts'
 import { mayInvite, powersOfRole, type Powers } from '../rules/roles.ts'
@@ -211,15 +212,25 @@ export async function endMembership (
     const { ip, user_agent } = actor
     await createPersonalEvent(db, { user_id: userId, action: 'member.delete', actor_type: 'user', ip, user_agent, details })
   }
-  const left = await leftTokensOf(db, organization_id, userId)
-  const details = { role: member.role, ...endingOf(tokens.ended, organization_id), ...left }
+  const details = {
+    role: member.role, ...endingOf(tokens.ended, organization_id), ...await leftOf(db, organization_id, userId)
+  }
   return { member: seen, events: [{ actor, event: eventOf('member.delete', userId, details) }, ...withdrawn] }
 }
 
-/** A detail of the event of a removed or demoted member: how many tokens of the organization the member knows. */
-export async function leftTokensOf (db: Db, organizationId: string, userId: number) {
-  const left = await countLeftTokens(db, organizationId, userId)
-  return left > 0 && { organization_tokens: left }
+/**
+ * Details for the event of a removed or demoted member: how many tokens of the organization the member knows, and the
+ * number of trust rules that the member created with the first 50 ids.
+ */
+export async function leftOf (db: Db, organizationId: string, userId: number): Promise<{
+  organization_tokens?: number, workloads?: number, workload_ids?: string
+}> {
+  const tokens = await countLeftTokens(db, organizationId, userId)
+  const ids = await listRulesOf(db, organizationId, userId)
+  return {
+    ...(tokens > 0 && { organization_tokens: tokens }),
+    ...(ids.length > 0 && { workloads: ids.length, workload_ids: namesOf(ids) })
+  }
 }
 
 /** Whether a member is an owner, and no other owner can act (`countOtherOwners`). */

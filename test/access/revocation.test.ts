@@ -8,10 +8,11 @@ import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
 import { describeTokens } from '../../src/commands/people/users.ts'
-import { hashToken, parseApiToken } from '../../src/crypto/bearer.ts'
+import { hashToken, isCredential } from '../../src/crypto/bearer.ts'
 import { inTurn } from '../../src/http/guard/turns.ts'
 import { revokeGrant } from '../../src/repositories/people/oauth.ts'
 import { setDisabled } from '../../src/repositories/people/users.ts'
+import { updateRule, type RuleRow } from '../../src/repositories/people/workloads.ts'
 import { ON_CITUS, startIsolatedApp } from '../helpers/app.ts'
 import {
   fingerprint, isGivenByTeams, OPERATIONS, prepare, READS, requestOf, settle, type Row
@@ -21,6 +22,7 @@ import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 import { startBeside } from '../helpers/traffic.ts'
 import { until } from '../helpers/until.ts'
 import { visitor } from '../helpers/visitor.ts'
+import { makeRule, tokenOf } from '../helpers/workloads.ts'
 
 // Callers that are revoked during a request: the guard has accepted the headers, and the body arrives later.
 
@@ -136,6 +138,19 @@ Object.assign(ENDINGS, {
   })
 } satisfies typeof ENDINGS)
 
+// A rule can never have all scopes. Here it has, so that it may call all operations.
+const ALL = { scopes: [...SCOPE_NAMES] }
+const workload = (end: (rule: RuleRow) => Promise<unknown>) => async (): Promise<Ending> => {
+  const rule = await makeRule(service, o, ALL)
+  return { token: tokenOf(service, rule), end: () => end(rule) }
+}
+const isRule = ({ organization_id, id }: RuleRow) => `organization_id = '${organization_id}' AND id = ${id}`
+Object.assign(ENDINGS, {
+  'a workload whose rule is narrowed': workload((rule) =>
+    updateRule(service.database.db, rule, { scopes: ['secret:read'] })),
+  'a workload whose rule is deleted': workload((rule) => service.sql(`DELETE FROM workload_rules WHERE ${isRule(rule)}`))
+} satisfies typeof ENDINGS)
+
 // A person whose own role includes only billing, and whose team is administrator of the test projects.
 const inTeam = (sql: (team: string, id: number) => string) => async (): Promise<Ending> => {
   const theo = await makePerson(service, { [o]: 'billing_manager' })
@@ -165,14 +180,14 @@ const TEAM_ENDINGS: typeof ENDINGS = {
     `DELETE FROM members WHERE organization_id = '${o}' AND user_id = ${id}`)
 }
 
-const CREDENTIAL = /^\s*select .*\b(api_tokens\.token_prefix\b|join "?oauth_tokens"? )/is
+const CREDENTIAL = /^\s*select .*\b(api_tokens\.token_prefix\b|rule\.revision\b|join "?oauth_tokens"? )/is
 const MEMBERSHIP = /^\s*select queries\.query_index, \(\s*select jsonb_build_object\('member'/is
 const OWNER = /\bjsonb_build_object\('users'/i
 
 /** Matches the last statement with which the guard looks up a caller. On Citus, the guard can send two statements. */
 function lastLookup (row: Row, token: string): RegExp {
   if (!ON_CITUS) return CREDENTIAL
-  if (parseApiToken(token) !== undefined) return foundLater.has(token) ? OWNER : CREDENTIAL
+  if (!isCredential('at', token)) return foundLater.has(token) ? OWNER : CREDENTIAL
   // The membership is on another node than the access token. A person who is removed between the two statements gets
   // 404, like every person who is not a member.
   return row.at.includes('{organization}') ? MEMBERSHIP : CREDENTIAL
@@ -272,6 +287,21 @@ t.test('a revoked caller changes nothing, even with a late body: each change loc
   }
 })
 
+t.test('a workload whose token expires before its body arrives changes nothing', async (t) => {
+  const address = await listening(Infinity)
+  const rule = await makeRule(service, o, ALL)
+  for (const id of ['storeSecrets', 'updateProject', 'createTarget']) {
+    const ends = new Date(Date.now() + 2_000)
+    let before = ''
+    const answer = await heldOpen(address, OPERATIONS[id]!, tokenOf(service, rule, { ends }), async () => {
+      await until(() => Date.now() > ends.getTime() + 20)
+      before = await fingerprint(service)
+    })
+    t.match(answer, { status: 401, body: { error: 'unauthenticated' } }, id)
+    t.equal(await fingerprint(service), before, `${id} left nothing`)
+  }
+})
+
 t.test('what one instance has ended is refused by all from the next request on', async (t) => {
   const second = await startBeside(t, service)
   const apps = [service.app, ...second === undefined ? [] : [second]]
@@ -308,7 +338,8 @@ t.test('what one instance has ended is refused by all from the next request on',
 t.test('what a late body would only read is judged again', async (t) => {
   const address = await listening(0)
   for (const [turn, [who, make]] of Object.entries({ ...ENDINGS, ...TEAM_ENDINGS }).entries()) {
-    for (const id of someOf(READS, turn, READS.length)) {
+    const possible = who in TEAM_ENDINGS ? READS.filter((id) => isGivenByTeams(OPERATIONS[id]!)) : READS
+    for (const id of someOf(possible, turn, possible.length)) {
       const { token, end, undo } = await make()
       const { status, body } = await heldOpen(address, OPERATIONS[id]!, token, end)
       // A role without the scope gets 403, a level outside of a restriction 404, and any other ended caller 401.

@@ -27,6 +27,7 @@ import { createPasswordLink, endEverything, findUser, setDisabled } from '../../
 import { makeLevel, ON_CITUS, startIsolatedApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { byTurns, LONG, sample } from '../helpers/long.ts'
+import { WORKLOAD } from '../helpers/operations.ts'
 import { authorizationUrl, CALLBACK, giveSecondFactor, issuePair, makePerson, pkce } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
 import { until } from '../helpers/until.ts'
@@ -691,6 +692,13 @@ for (const [id, slug, of, held, role] of [
     SELECT '${o}', '${id}', id, '${role}' FROM projects WHERE organization_id = '${o}' AND slug = '${held}'`)
 }
 
+/** Creates a trust rule, and returns its id. */
+async function makeRule ({ organization, call }: typeof nimbus): Promise<string> {
+  const { body: { data }, text } = await call('POST', `/organizations/${organization}/workloads`, WORKLOAD)
+  return data?.id ?? Promise.reject(new Error(text))
+}
+const [rule, theirRule] = [await makeRule(nimbus), await makeRule(other)]
+
 // Ways to authenticate, each with the expected response. The test undoes the effects after each manipulation.
 type Ask = () => Promise<Answer>
 const bearer = (token: string, url: string) => () => test.inject({ url, headers: { authorization: `Bearer ${token}` } })
@@ -785,6 +793,7 @@ const asks = {
   organizations: bearer(mine.access, '/api/v1/organizations'),
   team: () => nimbus.call('GET', `/organizations/${o}/teams/ours`),
   teamed: bearer(theirsToo.access, `/api/v1/${o}/${at.project}`),
+  rule: () => nimbus.call('GET', `/organizations/${o}/workloads/${rule}`),
   refresh: form('/api/oauth/token', { grant_type: 'refresh_token', refresh_token: mine.refresh, client_id: 'web' }),
   code: exchange(mine.code, mine.verifier.verifier),
   authorize: page(authorizationUrl(mine.verifier.challenge, { client_id: 'web' }), mine.cookie),
@@ -908,6 +917,12 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
     another: `token_hash = ${hex(hashToken(theirFormer.token))}`,
     asks: ['former'],
     finds: ['token_hash', 'organization_id', 'token_id']
+  },
+  workload_rules: {
+    row: `organization_id = '${o}' AND id = ${rule}`,
+    another: `organization_id = '${foreign}' AND id = ${theirRule}`,
+    asks: ['rule'],
+    finds: ['organization_id', 'id']
   },
   oauth_clients: {
     row: "id = 'web'", another: "id = 'evil'", asks: ['authorize', 'access'], finds: ['id', 'disabled_at']

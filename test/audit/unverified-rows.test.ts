@@ -178,6 +178,8 @@ function changesOf (column: PgColumn & { length?: number }, now: unknown): Chang
   else if (dataType === 'array') word('"organization:delete"', "ARRAY['organization:delete']")
   else if (name === 'slices') word(`"${ids.otherProject!}"`, `'${JSON.stringify([sliceOf('project')])}'`)
   else if (name === 'place') word(`"${ids.otherProject!}"`, `'${JSON.stringify(sliceOf('project'))}'`)
+  else if (name === 'claims') unique(ULID(), `'{"sub":"${ULID()}"}'`)
+  else if (name === 'jwks') unique(ULID(), `'{"keys":[{"kty":"RSA","kid":"${ULID()}"}]}'`)
   else if (name === 'event') unique(ULID(), `replace(${name}::text, '"late"', '"${ULID()}"')::jsonb`)
   else if (name === 'details') unique(ULID(), `'{"attempts":"${ULID()}"}'`)
   else if (dataType === 'custom') unique(hashToken(String(changes)).toString('hex'), `sha256('${changes}')`)

@@ -12,7 +12,7 @@ t.setTimeout(300_000)
 // Statements with which background jobs look for work in all organizations, and with which Citus looks for unfinished
 // two-phase commits.
 const SEARCH = new RegExp([
-  'FROM public\\.(organization_removals|token_removals|late_events|idempotency_keys|invitation_mails|re_encryptions)_',
+  'FROM public\\.(organization_removals|token_removals|late_events|idempotency_keys|spent_assertions|invitation_mails|re_encryptions)_',
   'invitations WHERE \\(\\(expires_at', 'api_tokens_\\d+ t\\b', 'removed_at IS NOT NULL',
   'FROM pg_prepared_xacts'
 ].join('|'))

@@ -168,6 +168,11 @@ const change = (rows: Row[], which: (row: Row) => boolean, to: (row: Row) => Row
   rows.map((row) => which(row) ? { ...row, ...to(row) } : row)
 const ofProject = (id: string) => (row: Row) => row.project_id === id
 
+/** The details of an event that name its project. */
+function placeOf ({ projects }: State, id: string): Row {
+  return { project_id: id, project: projects!.find((project) => project.id === id)!.slug }
+}
+
 /** Adds one audit event to a state. */
 function withEvent (state: State, event: Row): State {
   const [{ next_event: seq, organization_id }] = state.organization_counters as [Row]
@@ -186,7 +191,8 @@ function withEvent (state: State, event: Row): State {
       ip,
       user_agent,
       chain_kid,
-      ...event
+      ...event,
+      details: { ...event.details, ...placeOf(state, event.resource_id) }
     }]
   }
 }

@@ -1,11 +1,12 @@
 // runs: PostgreSQL; 10 s
+import { readdirSync } from 'node:fs'
 import postgres from 'postgres'
 import t from 'tap'
 import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
 import { VERSION } from '../../src/version.ts'
 import { callWith, startAppOn, type TestApp } from '../helpers/app.ts'
 import { tableNames } from '../helpers/migrations.ts'
-import { BLOB, clientKey, makeOthers, OPERATIONS, prepare, send as sendRow } from '../helpers/operations.ts'
+import { BLOB, clientKey, makeOthers, OPERATIONS, prepare, send as sendRow, WORKLOAD } from '../helpers/operations.ts'
 import { issuePair } from '../helpers/people.ts'
 import { command, emptyPlace, scratchDirectory, startServer } from '../helpers/process.ts'
 import { client } from '../helpers/traffic.ts'
@@ -47,7 +48,11 @@ for (const release of releases) {
     const empty: string[] = []
     for (const table of tables) if (await countRows(table) === 0) empty.push(table)
     t.same(empty, [], 'each table has a row')
-    if (release === VERSION) t.same(tables, tableNames(), 'otherwise: npm run release:database')
+    const [{ migrations }] = await sql`SELECT count(*)::int AS migrations FROM drizzle.__drizzle_migrations` as unknown as
+      [{ migrations: number }]
+    // The next release has further migrations, perhaps with tables, before its version changes.
+    const isNewest = migrations === readdirSync('drizzle').filter((name) => name.endsWith('.sql')).length
+    if (release === VERSION && isNewest) t.same(tables, tableNames(), 'otherwise: npm run release:database')
 
     t.match(
       await command(['migrate'], env), { code: 0, stderr: '' },
@@ -145,6 +150,7 @@ async function idsOfNimbus (
     member: await idOf(`SELECT id FROM users WHERE email = '${email}'`),
     team: await idOf(`SELECT id FROM teams WHERE organization_id = '${organization}'`),
     id: await idOf("SELECT id FROM api_tokens WHERE name = 'CI'"),
+    workload: (await call(token, `/organizations/${organization}/workloads`, WORKLOAD)).data.id,
     invitation: await invite(token, organization, 'again@nimbus.example'),
     accepted: await invite(stratus, 'stratus', email),
     declined: await invite(nebula, 'nebula', email),

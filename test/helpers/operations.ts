@@ -81,9 +81,20 @@ const TEAMS = '/api/v1/organizations/{organization}/teams'
 const MEMBERS = '/api/v1/organizations/{organization}/members'
 const INVITATIONS = '/api/v1/organizations/{organization}/invitations'
 
+const WORKLOADS = '/api/v1/organizations/{organization}/workloads'
+
 const proof = (key: number) => Buffer.alloc(32, key).toString('base64')
 export const clientKey = (key: number) =>
   ({ key_check: proof(key), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
+
+/** A trust rule whose keys need no request to the issuer. */
+export const WORKLOAD = {
+  name: 'Deployment',
+  issuer: 'https://issuer.example',
+  jwks: { keys: [{ kty: 'OKP', crv: 'Ed25519', kid: 'k1', x: '11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo' }] },
+  claims: { sub: 'deployment' },
+  scopes: ['secret:read']
+}
 
 /** Operations with their scopes, in an order in which the test data of each operation still exists. */
 const ROWS: Record<string, Row> = {
@@ -562,6 +573,33 @@ const ROWS: Record<string, Row> = {
     body: { overlap_seconds: 0 },
     narrowed: 404
   },
+  listWorkloads: { at: `GET ${WORKLOADS}`, access: 'api-token:read', depth: 'organization' },
+  createWorkload: {
+    at: `POST ${WORKLOADS}`,
+    access: 'api-token:create',
+    holding: 'secret:read',
+    depth: 'organization',
+    body: WORKLOAD,
+    narrowed: 403
+  },
+  getWorkload: {
+    at: `GET ${WORKLOADS}/{workload}`, access: 'api-token:read', depth: 'organization', narrowed: 404
+  },
+  updateWorkload: {
+    at: `PATCH ${WORKLOADS}/{workload}`,
+    access: 'api-token:update',
+    holding: 'secret:read',
+    depth: 'organization',
+    body: { enabled: false },
+    narrowed: 404
+  },
+  testWorkload: {
+    at: `POST ${WORKLOADS}/{workload}/test`,
+    access: 'api-token:read',
+    depth: 'organization',
+    body: { token: 'eyJhbGciOiJFUzI1NiJ9.e30.c2lnbmF0dXJl' },
+    narrowed: 404
+  },
   createProject: {
     at: 'POST /api/v1/{organization}/projects',
     access: 'project:create',
@@ -779,6 +817,9 @@ const ROWS: Record<string, Row> = {
     ...WHOLE,
     before: "UPDATE billing_accounts SET coupon = 'WORLD' WHERE organization_id = '{organization}'"
   },
+  deleteWorkload: {
+    at: `DELETE ${WORKLOADS}/{workload}`, access: 'api-token:delete', depth: 'organization', narrowed: 404
+  },
   deleteApiToken: {
     at: 'DELETE /api/v1/organizations/{organization}/api-keys/{id}', access: 'api-token:delete', depth: 'organization'
   }
@@ -855,7 +896,9 @@ export async function makeOthers (caller: Caller, ids: Record<string, string>): 
 }
 
 /** Operations that only read, although their HTTP method is not GET. */
-export const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions', 'listPendingVersions']
+export const READS = [
+  'retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions', 'listPendingVersions', 'testWorkload'
+]
 
 /** The paths of the OpenAPI document, with references to parameters and responses resolved. */
 export function publishedPaths ({ app }: Pick<TestApp, 'app'>): Record<string, Record<string, any>> {
@@ -932,6 +975,7 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
     'POST', `/organizations/${o}/api-keys`,
     { name: 'Second', abilities: ['secret:read'], expires_at: new Date(Date.now() + 1_800_000).toISOString() }
   )).body
+  const workload = await caller.call('POST', `/organizations/${o}/workloads`, WORKLOAD)
   const member = await makePerson(service, { [o]: 'api_user' })
   const team = await makeTeam(service, o, [member], { [names.project]: 'api_user' })
   const person = await makePerson(service)
@@ -966,6 +1010,7 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
       ...names,
       version: String(Number(version) - 1),
       id: api_key.id,
+      workload: workload.body.data.id,
       payment_method: method.id,
       charge: charge.id,
       invoice: charge.attributes.invoice_id,

@@ -102,6 +102,10 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     why: 'the old answers that the background worker has to remove'
   },
   {
+    what: /^select distinct organization_id from spent_assertions where /,
+    why: 'the used assertions that have expired, which the background worker has to remove'
+  },
+  {
     what: /^select distinct over\.organization_id from \( ?\(select t\.organization_id from api_tokens t where t\.expires_at < /,
     why: 'the API tokens that expired long ago, or whose grant did, which the background worker has to remove'
   },

@@ -274,7 +274,10 @@ const serverDocument = (issuer: string) => ({
   revocation_endpoint: `${issuer}/api/oauth/revoke`,
   response_types_supported: ['code'],
   response_modes_supported: ['query'],
-  grant_types_supported: ['authorization_code', 'refresh_token'],
+  grant_types_supported: [
+    'authorization_code', 'refresh_token', 'urn:ietf:params:oauth:grant-type:token-exchange',
+    'urn:ietf:params:oauth:grant-type:jwt-bearer'
+  ],
   code_challenge_methods_supported: ['S256'],
   token_endpoint_auth_methods_supported: ['none'],
   revocation_endpoint_auth_methods_supported: ['none'],

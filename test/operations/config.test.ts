@@ -1,6 +1,7 @@
 // runs: no database
 import { chmodSync, chownSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { rootCertificates } from 'node:tls'
 import t from 'tap'
 import { ConfigError, loadConfig, readKeyFile } from '../../src/config.ts'
 import { scratchDirectory } from '../helpers/process.ts'
@@ -50,6 +51,7 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     logClientAddress: 'network',
     corsOrigins: [],
     metricsToken: undefined,
+    outgoing: { allow: [], authorities: undefined },
     traces: undefined
   })
   const names = [
@@ -102,6 +104,7 @@ t.test('every variable reaches the configuration', async (t) => {
     OTEL_EXPORTER_OTLP_HEADERS: 'X-Api-Key=a%2Cb, other=c',
     OTEL_SERVICE_NAME: 'secrets',
     OTEL_TRACES_SAMPLER_ARG: '0.25',
+    OUTGOING_ALLOW: 'git.example.com,10.0.0.0/8:443',
     WORKERS: '4'
   }), {
     host: '::',
@@ -141,6 +144,10 @@ t.test('every variable reaches the configuration', async (t) => {
     logLevel: 'silent',
     logClientAddress: 'full',
     corsOrigins: ['https://app.example.com', 'http://localhost:3000'],
+    outgoing: {
+      allow: [{ host: 'git.example.com', bits: undefined, port: undefined }, { host: '10.0.0.0', bits: 8, port: 443 }],
+      authorities: undefined
+    },
     metricsToken: 'sixteen-visible!',
     traces: {
       endpoint: 'https://collector.example:4318/base',
@@ -246,6 +253,12 @@ t.test('a wrong value is one line that names the variable, what was given and wh
       '*', 'null', 'https://*.example.com', 'https://example.com/', 'https://example.com,', 'example.com',
       'https://example.com,*', 'https://u:p@example.com'
     ],
+    OUTGOING_ALLOW: [
+      '*', '*.example.com', 'https://git.example.com', 'git.example.com/keys', 'git.example.com:0', 'git.example.com:65536', 'git.example.com:',
+      '10.0.0.0/0', '10.0.0.0/33', '::/0', 'fd00::/129', '10.0.0.0/8,', ',', '[git.example.com]', '[fd00::/8', 'fe80::1%eth0', 'git.example.com/8',
+      'a b', 'git.exämple.com', '[10.0.0.0/8]:x'
+    ],
+    OUTGOING_CA: ['/nowhere', '.', 'package.json'],
     WORKERS: ['2', '0', '65', 'auto']
   }
   for (const [name, values] of Object.entries(wrong)) {
@@ -262,6 +275,28 @@ t.test('a wrong value is one line that names the variable, what was given and wh
     'PORT is "70000"; allowed: a whole number from 0 to 65535 (0 picks a free port)'
   )
   t.ok((refusal(() => loadConfig({ LOG_LEVEL: 'x'.repeat(100_000) })) ?? '').length < 400, 'a long value is cut')
+})
+
+t.test('OUTGOING_CA is a file with certificates', async (t) => {
+  const path = join(scratchDirectory(t), 'authorities.pem')
+  const certificates = rootCertificates.slice(0, 2).join('\n')
+  writeFileSync(path, certificates)
+  t.equal(loadConfig({ OUTGOING_CA: path }).outgoing.authorities, certificates)
+  for (const text of ['', 'x', '-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n']) {
+    writeFileSync(path, text)
+    t.match(refusal(() => loadConfig({ OUTGOING_CA: path })), /^OUTGOING_CA is .*; allowed: the path of a file with certificates in PEM$/)
+  }
+})
+
+t.test('OUTGOING_ALLOW has names, addresses and networks, each with or without a port', async (t) => {
+  const allow = (text: string) => loadConfig({ OUTGOING_ALLOW: text }).outgoing.allow
+    .map(({ host, bits, port }) => [host, bits, port])
+  t.same(allow('Git.Example.com, git:8443 ,10.0.0.0/8,10.1.2.3:443,10.0.0.0/8:8443'), [
+    ['git.example.com', undefined, undefined], ['git', undefined, 8443], ['10.0.0.0', 8, undefined], ['10.1.2.3', 32, 443], ['10.0.0.0', 8, 8443]
+  ])
+  t.same(allow('::1,fd00::/8,[::1]:443,[fd00::/8]:8443,[fd00::/8],[10.0.0.0/8]:1'), [
+    ['::1', 128, undefined], ['fd00::', 8, undefined], ['::1', 128, 443], ['fd00::', 8, 8443], ['fd00::', 8, undefined], ['10.0.0.0', 8, 1]
+  ])
 })
 
 t.test('a message never holds a secret', async (t) => {

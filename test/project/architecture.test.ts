@@ -16,7 +16,10 @@ interface Floor {
 
 const UP_TO_DB = ['schemas', 'src/config.ts', 'src/gate.ts', 'src/telemetry', 'src/rules', 'src/crypto', 'src/db']
 const UP_TO_REPOSITORIES = [...UP_TO_DB, 'src/repositories']
-const UP_TO_HTTP = [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/changes', 'src/jobs', 'src/http', 'src/billing']
+const UP_TO_HTTP = [
+  ...UP_TO_REPOSITORIES, 'src/mail', 'src/outgoing', 'src/workloads', 'src/vault', 'src/changes', 'src/jobs', 'src/http',
+  'src/billing'
+]
 const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
 
 /** The allowed imports, from the lowest layer to the highest. Every source file must be in one of these places. */
@@ -43,10 +46,10 @@ const FLOORS: Record<string, Floor> = {
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
   // Begins the transactions that change data.
   'src/changes': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['drizzle-orm', 'type node:crypto'] },
-  'src/jobs': { house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault', 'src/changes'], packages: [] },
+  'src/jobs': { house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/outgoing', 'src/vault', 'src/changes'], packages: [] },
   'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault', 'src/changes', 'src/jobs/background.ts'], packages: ['ulidx'] },
   'src/http': {
-    house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/version.ts'],
+    house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/workloads', 'src/version.ts'],
     packages: [
       'fastify', '@fastify', '@sinclair/typebox', 'ioredis', 'lru-cache', 'pino', 'uqr', 'yaml', 'node:'
     ]
@@ -54,6 +57,11 @@ const FLOORS: Record<string, Floor> = {
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },
   'src/mail': { house: ['src/config.ts', 'src/gate.ts', 'src/rules'], packages: ['lru-cache', 'nodemailer'] },
+  // The only requests to URLs that users choose.
+  'src/outgoing': { house: ['src/config.ts', 'src/gate.ts'], packages: ['ipaddr.js', 'undici', 'node:'] },
+  'src/workloads': {
+    house: ['schemas', 'src/gate.ts', 'src/rules', 'src/crypto', 'src/outgoing'], packages: ['jose', 'lru-cache']
+  },
   'src/commands': {
     house: [...UP_TO_HTTP, 'src/app.ts', 'src/version.ts'],
     packages: ['@sinclair/typebox', 'cli-progress', 'ulidx', 'type fastify', 'node:']

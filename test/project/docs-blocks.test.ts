@@ -45,6 +45,9 @@ const BLOCKS: Record<string, readonly string[]> = {
   'docs/releasing.md': Array(4).fill(RELEASE),
   'docs/scaling.md': [CITUS, CITUS],
   'docs/tour.md': Array(7).fill('project/tour'),
+  'docs/workloads.md': [
+    'access/workloads', ...Array(3).fill('oauth/workload-exchange'), ...Array(3).fill('client/client-workload')
+  ],
   'examples/citus/README.md': Array(5).fill(CITUS),
   'test/README.md': ['the commands that run tests, which this test is a part of']
 }

@@ -58,6 +58,7 @@ const ORDER = [
   'getEncryptionKey', 'rotateEncryptionKey', 'listEncryptionKeys',
   'changeEnvironmentSecrets', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
   'createApiToken', 'listApiTokens', 'getApiToken', 'updateApiToken', 'patchApiToken', 'rotateApiToken', 'deleteApiToken',
+  'createWorkload', 'listWorkloads', 'getWorkload', 'updateWorkload', 'testWorkload', 'deleteWorkload',
   'inviteMember', 'listInvitations', 'getInvitation', 'sendInvitation', 'listOwnInvitations', 'acceptInvitation',
   'declineInvitation', 'withdrawInvitation', 'listMembers', 'getMember', 'updateMember', 'putMember',
   'createTeam', 'listTeams', 'updateTeam', 'putTeam', 'addTeamMember', 'setTeamProject', 'patchTeamProject', 'getTeam', 'getMemberAccess', 'removeTeamMember',
@@ -114,6 +115,9 @@ const MADE_UP: Record<string, (example: any) => Promise<object> | object> = {
     [parameter, answers[create]?.data.id]))),
   ...each(['getApiToken', 'updateApiToken', 'patchApiToken', 'rotateApiToken', 'deleteApiToken'], () => ({
     id: answers.createApiToken.api_key.id
+  })),
+  ...each(['getWorkload', 'updateWorkload', 'testWorkload', 'deleteWorkload'], () => ({
+    workload: answers.createWorkload.data.id
   })),
   ...each(['getInvitation', 'sendInvitation', 'acceptInvitation'], () => ({ invitation: answers.inviteMember.data.id })),
   declineInvitation: () => ({ invitation: answers.declined.data.id }),
@@ -219,6 +223,7 @@ const KINDS = {
   day: /^\d{4}-\d\d-\d\d$/,
   etag: /^"[\w-]{22}"$/,
   token: /^dotenv_\S+$/,
+  workload: /^wl_[0-7][0-9A-HJKMNP-TV-Z]{25}_\d+$/,
   bytes: /^(?:[0-9a-f]{64}|[A-Za-z0-9+/]{22,}={0,2})$/,
   invoice: /^\w{10}-\d{6}$/
 }

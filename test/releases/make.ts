@@ -7,6 +7,7 @@ import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
 import { VERSION } from '../../src/version.ts'
 import { authorizationUrl, authorize, pkce, tokensFor, type Person } from '../helpers/people.ts'
 import { programs, startPostgres } from '../helpers/postgres.ts'
+import { WORKLOAD } from '../helpers/operations.ts'
 import { cli, scratchDirectory, startServer } from '../helpers/process.ts'
 import { startMailServer } from '../helpers/smtp.ts'
 import { client, times, type Send } from '../helpers/traffic.ts'
@@ -98,6 +99,11 @@ async function make () {
     name: 'CI', abilities: ['secret:read', 'secret:decrypt'], restrictions: [atlas]
   })
   const rotated = await call('POST', ofOrganization(`/api-keys/${ci.api_key.id}/rotate`), { overlap_seconds: 3600 })
+  const { data: rule } = await call('POST', ofOrganization('/workloads'), WORKLOAD)
+  // The platform of a workload uses up its token, and a restore stores its time.
+  await sql`INSERT INTO spent_assertions (organization_id, rule_id, spend, expires_at)
+    VALUES (${organization}, ${rule.id}, ${'0'.repeat(64)}, now() + interval '1 day')`
+  await sql`INSERT INTO organization_restores VALUES (${organization}, now())`
   const linkOf = (text: string) => new URL(JSON.parse(text).link).pathname
   const account = async (email: string, ...more: string[]): Promise<Person> => {
     const link = linkOf(await run('user', 'add', '--email', email, '--json', ...more))

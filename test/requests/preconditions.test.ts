@@ -294,14 +294,14 @@ t.test('the document says which operations take a precondition, and what has an 
   const takes = operations.filter(({ parameters = [] }) => parameters.some(({ name }) => name === 'if-match'))
   const kinds = ['Organization', 'Project', 'Target', 'Environment']
   t.strictSame(takes.map(({ operationId }) => operationId).sort(), [
-    'deleteSecrets', 'storeSecrets', 'restoreVersion', 'removeMember', 'updateMember', 'putMember', 'withdrawInvitation', 'updateTeam', 'putTeam', 'deleteTeam',
+    'deleteSecrets', 'storeSecrets', 'restoreVersion', 'removeMember', 'updateMember', 'putMember', 'withdrawInvitation', 'updateTeam', 'putTeam', 'deleteTeam', 'updateWorkload', 'deleteWorkload',
     'addTeamMember', 'removeTeamMember', 'setTeamProject', 'patchTeamProject', 'removeTeamProject',
     ...kinds.slice(1).map((kind) => `change${kind}Secrets`),
     ...kinds.flatMap((kind) => [`update${kind}`, `put${kind}`, `delete${kind}`])
   ].sort())
   for (const operation of takes) t.ok(describing(operation, operations).responses['412'], operation.operationId)
   const reads = operations.filter(({ responses }) => responses['304'] !== undefined)
-  for (const kind of [...kinds, 'Member', 'Invitation', 'Team']) {
+  for (const kind of [...kinds, 'Member', 'Invitation', 'Team', 'Workload']) {
     const read = reads.find(({ operationId }) => operationId === `get${kind}`)
     t.ok(read?.responses['200']!.headers?.ETag, `get${kind}`)
   }

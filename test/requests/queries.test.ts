@@ -130,7 +130,7 @@ t.test('S-1.14 a boolean in a query is true, false, 1 or 0 in any case, and noth
       }
     }
   }
-  t.strictSame([...seen].sort(), ['decrypt', 'dry_run', 'force', 'merge', 'raw', 'values'])
+  t.strictSame([...seen].sort(), ['decrypt', 'dry_run', 'ending', 'force', 'merge', 'raw', 'values'])
   const { organization, project, target, environment } = ids
   t.strictSame((await ask(OPERATIONS.readEnvironmentSecrets!, 'decrypt=yes')).body.errors, {
     decrypt: ['must be true, false, 1 or 0']

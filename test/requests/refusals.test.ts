@@ -161,7 +161,7 @@ t.test('a value within two edits of a valid one is suggested, and no other', asy
   ]
   for (const [actor, meant] of actors) {
     const said = await ask('GET', `/${o}/audit-events?actor=${actor}`)
-    t.match(said, 'must be operator, system, api_token:ID or user:ID, such as user:17', actor)
+    t.match(said, 'must be operator, system, api_token:ID, user:ID or workload:ID, such as user:17', actor)
     t.equal(/ \(did you mean (.+)\?\)$/.exec(said)?.[1], meant, actor)
   }
   for (const slug of ['My-App', 'my_app', '--', 'x'.repeat(65)]) {
@@ -445,12 +445,13 @@ t.test('an error of the OAuth endpoints names the parameter', async (t) => {
   }
 })
 
-t.test('PUT and PATCH both work where one does, except on documents and memberships; one is deprecated', async (t) => {
+t.test('PUT and PATCH both work where one does, except on documents, memberships and trust rules; one is deprecated', async (t) => {
   const changing = Object.entries(publishedPaths(service)).flatMap(([path, item]) =>
     'put' in item || 'patch' in item ? [{ path, item: item as Record<string, Operation> }] : [])
   const single = changing.filter(({ item }) => !('put' in item && 'patch' in item)).map(({ path }) => path)
   t.strictSame(single.sort(), [
     '/api/v1/organizations/{organization}/teams/{team}/members/{member}',
+    '/api/v1/organizations/{organization}/workloads/{workload}',
     '/api/v1/{organization}/{project}/secrets', '/api/v1/{organization}/{project}/{target}/secrets',
     '/api/v1/{organization}/{project}/{target}/{environment}/secrets'
   ].sort())

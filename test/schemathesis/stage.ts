@@ -1,6 +1,6 @@
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { TestApp } from '../helpers/app.ts'
-import { OPERATIONS, prepare, requestOf, settle, type Row } from '../helpers/operations.ts'
+import { OPERATIONS, prepare, requestOf, settle, WORKLOAD, type Row } from '../helpers/operations.ts'
 import { authorize, CALLBACK, issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
 // Provides the test data of every operation, even if earlier operations have changed or deleted them. Without this,
@@ -68,6 +68,10 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
       const email = byPerson ? owner.email : newAddress()
       const body = { email, role: 'api_user' }
       ids.invitation = (await made(`/organizations/${by.organization}/members`, body, by.token)).data.id
+    },
+    workload: async () => {
+      if (await isThere(`/organizations/${o}/workloads/${ids.workload}`)) return
+      ids.workload = (await made(`/organizations/${o}/workloads`, WORKLOAD)).data.id
     },
     team: async () => {
       const member = await makePerson(service, { [o]: 'api_user' })

@@ -13,7 +13,7 @@ import { counted } from '../../rules/formats/phrases.ts'
 import { countOrganizations } from '../../repositories/levels/organizations.ts'
 import {
   analyze, clearSeeds, countRows, describeTables, dropTables, findContent, insertRows, lockTableSchemas, LEFT_OUT,
-  listNumbered, listUnknownTables, restoreSequences, readRows, disableTimeouts, type Table
+  listNumbered, listUnknownTables, recordRestore, restoreSequences, readRows, disableTimeouts, type Table
 } from '../../repositories/operations/dump.ts'
 import { beginChain, openChain } from '../../vault/audit/backups.ts'
 import {
@@ -255,6 +255,7 @@ export async function restoreInto (
       if (digestOf(there.counts()) !== digestOf(counts)) {
         refuse('The restored rows differ from the backup')
       }
+      await recordRestore(db)
       await analyze(db)
       return { made_at: header!.made_at, counts, bytes }
     }

@@ -1,5 +1,5 @@
 import { sql, type SQL } from 'drizzle-orm'
-import { ROLES, type Role } from '../../../schemas/users.ts'
+import { PROJECT_ROLES, type Role } from '../../../schemas/users.ts'
 import { isAuthentic } from '../rows/authority.ts'
 import { batchLoad, groupByQuery } from '../postgres/batch-load.ts'
 import { andOwn, type OfOrganization } from '../postgres/engine.ts'
@@ -40,7 +40,7 @@ export const teamRoles = (member: SQL, which: SQL, more = sql``): SQL => sql`(
 
 /** An SQL expression: a JSON array of the distinct roles from all teams of a member, or null. Verifies no MAC. */
 export const rolesInTeams = (member: SQL): SQL => sql`(
-  SELECT jsonb_agg(requested.role) FROM unnest(${sql.raw(`ARRAY['${ROLES.join("', '")}']`)}) AS requested (role)
+  SELECT jsonb_agg(requested.role) FROM unnest(${sql.raw(`ARRAY['${PROJECT_ROLES.join("', '")}']`)}) AS requested (role)
   WHERE EXISTS (
     SELECT FROM team_members tm
     CROSS JOIN ${lookUp('tp', team_projects,

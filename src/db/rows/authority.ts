@@ -16,6 +16,10 @@ export interface RowAuthority {
   verifies (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, mac: Buffer | null): boolean
   /** An HMAC over a purpose and values, for `lookupHash`. */
   hash (purpose: LookupPurpose, values: readonly [name: string, value: unknown][]): Buffer
+  /** Makes the token of a workload, which contains the sealed text. */
+  sealToken (organizationId: string, content: string): string
+  /** Reads the token of a workload; undefined unless `sealToken` made it with the same row key. */
+  openToken (token: string): { organizationId: string, content: string } | undefined
   /** Logs and audits a row whose MAC did not verify. Runs in the background and never throws. */
   report (violation: Violation): void
   reports (): number

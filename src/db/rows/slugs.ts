@@ -2,6 +2,7 @@ import { sql } from 'drizzle-orm'
 import { fromJson, type AuthenticatedTable } from './authenticated.ts'
 import { requireAuthentic } from './authority.ts'
 import type { Db } from '../postgres/handle.ts'
+import { isKeyOf } from './lists.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
 
 const LEVELS = ['projects', 'targets', 'environments'] as const satisfies AuthenticatedTable[]
@@ -12,7 +13,8 @@ const rowsById = preparedSql<Found, { organization_id: string, ids: string }>('s
   sql.join(LEVELS.map((name) => sql`
     SELECT ${sql.raw(`'${name}'`)} AS name, to_jsonb(l) AS row FROM ${sql.raw(name)} l
     WHERE l.organization_id = ${$('organization_id')}::char(26)
-      AND l.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`), sql` UNION ALL `))
+      AND ${isKeyOf(sql`l.id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb)`)}`),
+  sql` UNION ALL `))
 
 /** The ids of the levels of restrictions, for `findSlugs`. */
 export function idsOf (

@@ -37,5 +37,5 @@ function choicesOf (schema: TSchema): unknown[] | undefined {
 // Suggests the form of an actor, such as `user:ID`. The id is left out, because a message never repeats the value.
 function suggestActor (value: unknown): string {
   const form = typeof value === 'string' ? value.replace(/:\d{1,16}$/, ':ID') : value
-  return didYouMean(['operator', 'system', 'api_token:ID', 'user:ID'], form)
+  return didYouMean(['operator', 'system', 'api_token:ID', 'user:ID', 'workload:ID'], form)
 }

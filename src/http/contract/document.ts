@@ -108,7 +108,7 @@ const sorted = <T>(named: Named<T>): Named<T> =>
 // A YAML collection of at most this many characters is on one line. Examples and lists of scalars always are.
 const LINE = 1200
 
-/** Renders YAML with the same meaning in YAML 1.1 and 1.2: strings that look like dates are quoted. */
+/** Renders YAML with the same meaning in YAML 1.1 and 1.2: strings that look like dates or booleans are quoted. */
 export function renderYaml (document: object): string {
   const yaml = new YamlDocument(document, { aliasDuplicateObjects: false })
   visit(yaml, {
@@ -119,7 +119,7 @@ export function renderYaml (document: object): string {
       if (isScalar(key) && key.value === 'example' && isCollection(value)) value.flow = true
     },
     Scalar: (_key, node) => {
-      if (typeof node.value === 'string' && /^\d{4}-\d\d?-\d/.test(node.value)) node.type = Scalar.QUOTE_DOUBLE
+      if (typeof node.value === 'string' && /^\d{4}-\d\d?-\d|^[yn]$/i.test(node.value)) node.type = Scalar.QUOTE_DOUBLE
     }
   })
   return yaml.toString({ lineWidth: 0, indentSeq: false, indent: 1, flowCollectionPadding: false })

@@ -49,7 +49,7 @@ export async function installOpenApi (app: FastifyInstance, tagsOfDomains: Tags)
             type: 'http',
             scheme: 'bearer',
             bearerFormat: 'dotenv_<organization>_<random>',
-            description: 'An organization API token. It has the same scopes as `oauth`.'
+            description: 'An organization API token, or the access token of a workload, `dotenv_wl_…`. Same scopes as `oauth`.'
           },
           oauth: {
             type: 'oauth2',

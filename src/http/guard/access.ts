@@ -2,10 +2,12 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { LRUCache } from 'lru-cache'
-import { hashToken, isCredential, parseApiToken } from '../../crypto/bearer.ts'
+import { hashToken, isCredential, isWorkloadToken, MAX_TOKEN_LENGTH, parseApiToken } from '../../crypto/bearer.ts'
 import { placeOf, type LevelState } from '../../repositories/levels/levels.ts'
 import { findUserCall, type UserCall } from '../../repositories/people/oauth.ts'
-import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../../repositories/people/principals.ts'
+import {
+  findPrincipal, findWorkloadPrincipal, readWorkloadToken, updateTokenUse, type Organization, type Principal
+} from '../../repositories/people/principals.ts'
 import { databaseError } from '../../db/database.ts'
 import type { TeamQuery } from '../../db/callers/memberships.ts'
 import { findDevice } from '../../repositories/people/attempts.ts'
@@ -14,6 +16,7 @@ import { fail } from '../../rules/api-error.ts'
 import {
   effectiveScopes, grants, isOfFactor, holds, meets, scopesBy, type AnyOf, type TeamRole
 } from '../../rules/roles.ts'
+import { workloadIdOf } from '../../rules/formats/ids.ts'
 import { isReserved, isWordOfRoute } from '../../rules/formats/slugs.ts'
 import { beginPiece } from '../../telemetry/spans.ts'
 import { documentAccess, scopesOf } from './access-document.ts'
@@ -27,8 +30,6 @@ import { readCookie } from '../pages/pages.ts'
 import { bearerIn, headerValues, missingToken, requestFormatError } from '../bodies/request-format.ts'
 import { hooksOf } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'
-
-const MAX_TOKEN_LENGTH = 512
 
 // If the body arrives later than this, or a read waits longer for its turn, the caller is checked again, because access
 // may have been revoked meanwhile.
@@ -264,23 +265,25 @@ async function authenticate (
   const sent = headerValues(request, 'authorization')
   const token = bearerIn(sent.length === 1 ? sent[0] : undefined)
   if (token === undefined || token.length > MAX_TOKEN_LENGTH) return undefined
-  // The checksum is checked first, so that random strings cost no query.
+  // The checksum or the seal is checked first, so that random strings cost no query.
   const apiToken = parseApiToken(token)
-  if (apiToken === undefined && !isCredential('at', token)) return undefined
+  const workload = isWorkloadToken(token) ? readWorkloadToken(app.reads, token) : undefined
+  if (apiToken === undefined && workload === undefined && !isCredential('at', token)) return undefined
   const hash = hashToken(token)
   const teams = teamsAskedFor(request)
   const looked = lookUp(async (): Promise<Caller | undefined> => {
-    if (apiToken !== undefined) {
-      const principal = await findPrincipal(app.reads, { ...apiToken, hash }, teams)
-      return principal && { principal }
-    }
+    if (apiToken !== undefined) return callerBy(await findPrincipal(app.reads, { ...apiToken, hash }, teams))
+    if (workload !== undefined) return callerBy(await findWorkloadPrincipal(app.reads, workload))
     const user = await findUserCall(app.reads, hash, organization, teams)
     if (user?.client_id === CONSOLE_CLIENT && !app.config.console) return undefined
     return user && { principal: principalFor(user), user }
   })
-  begin(hash.toString('latin1'))
+  // A workload often has a new token for each request.
+  begin(workload === undefined ? hash.toString('latin1') : workloadIdOf(workload.organizationId, workload.id))
   return waitFor(request, looked)
 }
+
+const callerBy = (principal: Principal | undefined): Caller | undefined => principal && { principal }
 
 // An application has the scopes that the user granted and that the user's role contains. `expires_at` is the end of the
 // grant: an API token that the application creates must expire by then.

@@ -6,7 +6,6 @@ import { principalOf } from '../routes/actor.ts'
 import { requireCurrent } from '../repeats/etags.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
-import type { Restriction } from '../../../schemas/tokens.ts'
 import type { Db } from '../../db/database.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
 import { findLevel, placeOf, type Include, type LevelState } from '../../repositories/levels/levels.ts'
@@ -188,14 +187,6 @@ export const namesOf = ({ project, target, environment }: LevelNames): LevelName
 /** 422 for an environment without its target. `at` is the path of the names in the body. */
 export function requireTarget ({ target, environment }: Omit<LevelNames, 'project'>, at = '') {
   if (environment !== undefined && target === undefined) refuse(`${at}target`, 'Required with environment')
-}
-
-/** 422 for a restriction of a token, or the place of an invitation, that no level can have. */
-export function requireRestriction (restriction: Restriction, at: string) {
-  requireTarget(restriction, `${at}.`)
-  if (restriction.inherited && restriction.target === undefined) {
-    refuse(`${at}.inherited`, 'Only with a target: no level is above a project')
-  }
 }
 
 /** A body names an environment only with its target. */

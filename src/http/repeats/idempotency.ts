@@ -48,7 +48,7 @@ const HEADER = Type.Optional(Patterned('^[\\x21-\\x7e]+$', KEY_RULE, {
   minLength: 1,
   maxLength: 255,
   description: 'identifies this request for 24 hours: a repeated request gets the first response again, with ' +
-    '`Idempotent-Replayed: true`; 1 to 255 visible ASCII characters. Limit per token, or per user in an organization: ' +
+    '`Idempotent-Replayed: true`; 1 to 255 visible ASCII characters. Limit per token, rule of workloads, or user in an organization: ' +
     `${MAX_RESPONSES.toLocaleString('en')} in this time, then 422 \`limit_reached\``
 }))
 

@@ -1,5 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import type { Caller } from '../../db/rows/caller.ts'
+import type { Maker } from '../../db/rows/creator.ts'
 import type { Actor } from '../../repositories/audit/audit.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
 
@@ -41,6 +42,20 @@ export function personOf (request: FastifyRequest, organizationId: string, user:
   return {
     organization_id: organizationId, type: 'user', id: user.id, name: user.name, ...originOf(request), caller: null
   }
+}
+
+/** The workloads of a rule as the actor, at the token endpoint. */
+export const workloadOf = (
+  request: FastifyRequest, { organization_id, id, name }: { organization_id: string, id: number, name: string }
+): Actor => ({ organization_id, type: 'workload', id, name, ...originOf(request), caller: null })
+
+/**
+ * The caller as the maker of tokens, invitations and rules. Never a workload: what it made would outlive its rule, so
+ * no rule has the scopes for these (`WORKLOAD_SCOPES`).
+ */
+export function makerOf ({ type, id, name, person }: Principal): NonNullable<Maker> {
+  if (type === 'workload') throw new Error('a workload makes no tokens, invitations or rules')
+  return { type, id, name, person }
 }
 
 /** The actor without address and browser, for events that happen outside of the organization. */

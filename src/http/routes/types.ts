@@ -13,6 +13,8 @@ import type { UserCall } from '../../repositories/people/oauth.ts'
 import type { PersonalEvent } from '../../repositories/people/personal-events.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
 import type { AnyOf, TeamRole } from '../../rules/roles.ts'
+import type { Issuers } from '../../workloads/issuers.ts'
+import type { Counters } from '../limits/counters.ts'
 import type { LimitGroup } from '../limits/limits.ts'
 
 interface TypeBoxProvider extends FastifyTypeProvider {
@@ -109,6 +111,8 @@ declare module 'fastify' {
     recordAlone: RecordRead
     /** Records a failed sign-in for the user and each actor. True if an event is not in its audit chain yet. */
     recordRefused (own: PersonalEvent, actors: readonly Actor[], event: AuditEvent): Promise<boolean>
+    /** The counters of rate limits. */
+    counters: Counters
     keyring: Keyring
     costs: Costs
     config: Config
@@ -116,6 +120,8 @@ declare module 'fastify' {
     issuer (): string
     /** The queue of e-mails; requests do not wait until an e-mail is sent. */
     outbox: Outbox
+    /** The key sets of the issuers of workloads. */
+    issuers: Issuers
     /**
      * Counts the effect of a request once in its route's `limitOfEffect`; 429 if the limit is exceeded. If the route
      * supports `Idempotency-Key`, call this in the transaction of the change, so that repeated requests do not count.
@@ -147,7 +153,7 @@ declare module 'fastify' {
   interface FastifyRequest {
     /** The caller in the organization of the request. */
     principal: Principal | null
-    /** The user of the access token; null for API tokens. */
+    /** The user of the access token; null for API tokens and workloads. */
     user: UserCall | null
     /** Whether the request recorded audit events that a background job has yet to append to their chains. */
     hasLateEvents: boolean

@@ -15,7 +15,8 @@ export const FORM_BODY = {
   consumes: ['application/x-www-form-urlencoded'], description: 'The same parameters are accepted as `application/json`.'
 }
 
-const MAX_BODY_BYTES = 16 * 1024
+// An assertion of 16 KiB, and the other parameters.
+const MAX_BODY_BYTES = 20 * 1024
 const FORM = /^\s*application\/x-www-form-urlencoded\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
 const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
 // RFC 6749 requires servers to ignore unknown parameters; `members` limits the number of all parameters.
@@ -64,7 +65,8 @@ function parametersOf (pairs: readonly (readonly [string, unknown])[]): Paramete
 
 const KNOWN = new Set([
   'grant_type', 'client_id', 'client_secret', 'code', 'code_verifier', 'redirect_uri', 'refresh_token', 'scope',
-  'token', 'token_type_hint'
+  'token', 'token_type_hint', 'assertion', 'subject_token', 'subject_token_type', 'actor_token', 'actor_token_type',
+  'requested_token_type', 'audience', 'resource'
 ])
 
 function membersOf (bytes: Buffer): [string, unknown][] {
@@ -73,3 +75,7 @@ function membersOf (bytes: Buffer): [string, unknown][] {
     ? Object.entries(value)
     : failOAuth('invalid_request', 'The body must be a JSON object')
 }
+
+/** A parameter that a request must have; throws an `OAuthError` without it. */
+export const required = (parameters: Parameters, name: string): string =>
+  parameters.get(name) ?? failOAuth('invalid_request', `${name} is missing`)

@@ -11,13 +11,21 @@ export async function enabledClient ({ db, config }: FastifyInstance, id: string
   return id === CONSOLE_CLIENT && !config.console ? undefined : findClient(db, id)
 }
 
-/**
- * The client of a token request. All clients are public, so `client_id` is enough. HTTP Basic with an empty password is
- * also accepted, because some libraries try HTTP Basic first (RFC 6749, 2.3.1).
- */
+/** The client of a token request. Throws an `OAuthError` if there is no enabled client with this id. */
 export async function clientOf (
   app: FastifyInstance, request: FastifyRequest, parameters: Parameters
 ): Promise<Client> {
+  const { id, isBasic } = clientIdOf(request, parameters)
+  const client = await enabledClient(app, id)
+  if (client === undefined) throw new OAuthError('invalid_client', { basic: isBasic })
+  return client
+}
+
+/**
+ * The id of the client of a token request. All clients are public, so `client_id` is enough. HTTP Basic with an empty
+ * password is also accepted, because some libraries try HTTP Basic first (RFC 6749, 2.3.1).
+ */
+export function clientIdOf (request: FastifyRequest, parameters: Parameters): { id: string, isBasic: boolean } {
   const basic = basicOf(request)
   const named = parameters.get('client_id')
   if (basic !== undefined && named !== undefined && basic.id !== named) {
@@ -29,9 +37,7 @@ export async function clientOf (
   if ((basic?.password ?? '') !== '' || parameters.has('client_secret')) {
     throw new OAuthError('invalid_client', { description: 'client_secret must be omitted: all clients are public', basic: isBasic })
   }
-  const client = await enabledClient(app, id)
-  if (client === undefined) throw new OAuthError('invalid_client', { basic: isBasic })
-  return client
+  return { id, isBasic }
 }
 
 /** The client id from HTTP Basic with an empty password; otherwise undefined. */

@@ -1,5 +1,5 @@
 import type { Static, TSchema } from '@sinclair/typebox'
-import { ResourceMetadata, ServerMetadata } from '../../../schemas/oauth.ts'
+import { GRANT_TYPES, ResourceMetadata, ServerMetadata } from '../../../schemas/oauth.ts'
 import { SCOPE_NAMES } from '../../../schemas/scopes.ts'
 import type { Domain } from '../../http/routes/types.ts'
 
@@ -38,7 +38,7 @@ export const metadata: Domain = async (app) => {
     revocation_endpoint: `${issuer}/api/oauth/revoke`,
     response_types_supported: ['code'],
     response_modes_supported: ['query'],
-    grant_types_supported: ['authorization_code', 'refresh_token'],
+    grant_types_supported: [...GRANT_TYPES],
     code_challenge_methods_supported: ['S256'],
     token_endpoint_auth_methods_supported: ['none'],
     revocation_endpoint_auth_methods_supported: ['none'],

@@ -1,6 +1,8 @@
 import type { FastifyRequest } from 'fastify'
 import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
-import { OAuthErrorBody, TokenAnswer, TokenBody, type OAuthErrorCode } from '../../../schemas/oauth.ts'
+import {
+  JWT_BEARER, OAuthErrorBody, TOKEN_EXCHANGE, TokenAnswer, TokenBody, type OAuthErrorCode
+} from '../../../schemas/oauth.ts'
 import { hashToken, isCredential, mintCredential, verifierMatches } from '../../crypto/bearer.ts'
 import { retireTokensOfConsole } from '../../db/callers/console-tokens.ts'
 import { transaction } from '../../changes/transaction.ts'
@@ -10,9 +12,10 @@ import {
   countWrongVerifier, createPair, lockCode, lockPair, retirePair, revokeGrant, useCode, type Client,
   type LiveGrant
 } from '../../repositories/people/oauth.ts'
-import { FORM_BODY, parametersIn, type Parameters } from './body.ts'
+import { FORM_BODY, parametersIn, required, type Parameters } from './body.ts'
 import { clientOf } from './client.ts'
 import { lifetimeOf } from './console.ts'
+import { createExchange } from './exchange.ts'
 import { failOAuth } from './oauth-errors.ts'
 import { recordForUser } from './personal-events.ts'
 
@@ -23,30 +26,37 @@ const WRONG_CODE = 'code is invalid, expired or used, or client_id, redirect_uri
 const WRONG_REFRESH_TOKEN = 'refresh_token is invalid, expired or used, or was issued to another client_id'
 
 export const token: Domain = async (app) => {
+  const exchange = createExchange(app)
+
   app.post('/token', {
     config: { access: 'public', limit: 'oauth_token', audit: 'none', responseFormat: 'oauth' },
     validatorCompiler: () => () => true,
     schema: {
       operationId: 'getAccessToken',
       tags: ['oauth'],
-      summary: 'Exchange an authorization code or a refresh token for a pair of tokens (RFC 6749)',
+      summary: 'Exchange a code, a refresh token, or the assertion of a workload for tokens (RFC 6749, 7523, 8693)',
       ...FORM_BODY,
       body: TokenBody,
       response: { 200: TokenAnswer, ...errorAnswers(400, 401, 413, 415, 429, 500, 503) }
     },
     handler: async (request, reply) => {
       const parameters = parametersIn(request)
-      const type = required(parameters, 'grant_type')
-      if (type !== 'authorization_code' && type !== 'refresh_token') failOAuth('unsupported_grant_type')
-      const client = await clientOf(app, request, parameters)
-      const pair = await (type === 'authorization_code'
-        ? redeem(request, client, parameters)
-        : refresh(request, client, parameters))
+      const issued = await issueFor(request, parameters, required(parameters, 'grant_type'))
       return reply.headers({
         'cache-control': 'no-store', pragma: 'no-cache'
-      }).type('application/json').serializer(JSON.stringify).send(pair)
+      }).type('application/json').serializer(JSON.stringify).send(issued)
     }
   })
+
+  async function issueFor (request: FastifyRequest, parameters: Parameters, type: string): Promise<TokenAnswer> {
+    switch (type) {
+      case 'authorization_code': return redeem(request, await clientOf(app, request, parameters), parameters)
+      case 'refresh_token': return refresh(request, await clientOf(app, request, parameters), parameters)
+      case TOKEN_EXCHANGE:
+      case JWT_BEARER: return exchange(request, parameters, type)
+      default: return failOAuth('unsupported_grant_type')
+    }
+  }
 
   // Redeems a code (RFC 6749, 4.1.3). The transaction returns errors instead of throwing them, so that the changes of a
   // refused request (a counted attempt, a revoked grant) are committed.
@@ -127,9 +137,6 @@ function settle (outcome: TokenAnswer | OAuthErrorCode, wrongGrant: string): Tok
   if (typeof outcome === 'string') failOAuth(outcome, outcome === 'invalid_grant' ? wrongGrant : undefined)
   return outcome
 }
-
-const required = (parameters: Parameters, name: string): string =>
-  parameters.get(name) ?? failOAuth('invalid_request', `${name} is missing`)
 
 /** Response schemas of OAuth errors, for the OpenAPI document. */
 export function errorAnswers (...statuses: number[]) {

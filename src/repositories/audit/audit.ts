@@ -14,7 +14,7 @@ import type { Repeatable } from '../operations/idempotency.ts'
 /** The caller of a change, and the origin of the request. */
 export interface Actor {
   organization_id: string
-  type: 'api_token' | 'user' | 'operator' | 'system'
+  type: 'api_token' | 'user' | 'workload' | 'operator' | 'system'
   id: number | null
   name: string
   request_id: string | null

@@ -2,7 +2,7 @@ import { getTableName, is, sql, type SQL } from 'drizzle-orm'
 import { PgTable } from 'drizzle-orm/pg-core'
 import type { Db } from '../../db/database.ts'
 import { canMakeSchema, listMigrations } from '../../db/migrate.ts'
-import { queryRows } from '../../db/rows/query.ts'
+import { queryRow, queryRows } from '../../db/rows/query.ts'
 import * as tables from '../../db/tables.ts'
 
 // Reads and writes the whole database for backups. Tables and columns come from the PostgreSQL catalog. So a newer
@@ -18,7 +18,9 @@ export const LEFT_OUT: Readonly<Record<string, string>> = {
   long_operations: 'A lock, which is held for the length of a transaction',
   oauth_requests: 'Belong to a session',
   oauth_codes: 'Of a minute, and used once',
-  last_backup: 'Of the database that it was made of'
+  last_backup: 'Of the database that it was made of',
+  spent_assertions: 'Those that were used since would be missing; a restore refuses all from before it instead',
+  organization_restores: 'Of the database that was restored'
 }
 
 /** Tables that migrations fill. All other tables of an empty database have no rows. */
@@ -222,6 +224,16 @@ export async function clearSeeds (db: Db, tables: readonly Table[]): Promise<voi
   for (const table of tables.filter(({ name }) => SEEDED.includes(name)).reverse()) {
     await db.execute(sql`DELETE FROM ${inPublic(table)}`)
   }
+}
+
+/** Stores the time of the restore. A backup of an older schema has no trust rules, which need this time. */
+export async function recordRestore (db: Db): Promise<void> {
+  if (!(await describeTables(db)).some(({ name }) => name === getTableName(tables.organization_restores))) return
+  // Citus evaluates no volatile function on workers.
+  const { now } = await queryRow<{ now: string }>(db, sql`SELECT clock_timestamp()::text AS now`)
+  await db.execute(sql`
+    INSERT INTO organization_restores (organization_id, restored_at)
+    SELECT id, ${now}::timestamptz FROM organizations`)
 }
 
 export async function analyze (db: Db): Promise<void> {

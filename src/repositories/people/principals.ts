@@ -2,7 +2,7 @@ import { and, getTableColumns, isNull, lt, or, sql, type SQL } from 'drizzle-orm
 import type { Plan } from '../../../schemas/organizations.ts'
 import type { Ability } from '../../../schemas/scopes.ts'
 import type { Role } from '../../../schemas/users.ts'
-import { authenticatedColumns, fromJson } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/rows/caller.ts'
 import { joined } from '../../db/rows/joined.ts'
 import { matching } from '../../db/rows/query.ts'
@@ -10,13 +10,14 @@ import {
   authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound
 } from '../../db/callers/memberships.ts'
 import {
-  isAuthentic, isOneOfOrganization, lookUp, preparedSql, type Authenticated, type Db
+  authorityOf, isAuthentic, isOneOfOrganization, lookUp, preparedSql, type Authenticated, type Db
 } from '../../db/database.ts'
+import { CLOCK } from '../../db/events.ts'
 import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
   api_tokens, counterColumns, members, oauth_clients, oauth_grants, organization_counters, organizationColumns,
-  organizations, plans, users
+  organization_restores, organizations, plans, users, workload_rules
 } from '../../db/tables.ts'
 import { effectiveScopes, isOfFactor, type Powers, type TeamPowers } from '../../rules/roles.ts'
 import type { Slice } from '../../rules/slices.ts'
@@ -29,11 +30,11 @@ export type Organization = Pick<typeof organizations.$inferSelect, keyof typeof 
 export interface Person { user_id: number, grant_id: number | null, has_second_factor: boolean }
 
 /**
- * The authorized caller in an organization: an API token, or a member who uses an application. The token of a person
- * has at most the powers that the person has now.
+ * The authorized caller in an organization: an API token, a member who uses an application, or a workload by its rule.
+ * The token of a person has at most the powers that the person has now.
  */
 export interface Principal extends Powers {
-  type: 'api_token' | 'user'
+  type: 'api_token' | 'user' | 'workload'
   id: number
   name: string
   /** The roles in teams that the query requested (`TeamQuery`). */
@@ -178,9 +179,12 @@ function principalOf (db: Db, row: TokenFound): Principal | undefined {
     person: user_id === null
       ? null
       : { user_id, grant_id, has_second_factor: row.support?.users?.second_factor_id != null },
-    organization: { ...ORGANIZATION.read(row)!, ...COUNTER.read(row)!, plan: PLAN.read(row)! }
+    organization: organizationIn(row)
   }
 }
+
+const organizationIn = (row: Readonly<Record<string, unknown>>): Organization =>
+  ({ ...ORGANIZATION.read(row)!, ...COUNTER.read(row)!, plan: PLAN.read(row)! })
 
 type Owned = Pick<Authenticated<'api_tokens'>, 'organization_id' | 'user_id' | 'grant_id'>
 
@@ -223,6 +227,110 @@ function isSupported (db: Db, support: Support, { organization_id, user_id, gran
     return false
   }
   return grant === null || (client !== null && isAuthentic(db, 'oauth_clients', client, about))
+}
+
+const RULE = joined('rule', authenticatedColumns('workload_rules'))
+
+const rulesById = preparedSql<RuleFound, OfOrganization & { queries: string }>('workload_rules_by_id', ($) => sql`
+  SELECT queries.query_index, ${RULE.selected}, ${ORGANIZATION.selected}, ${COUNTER.selected}, ${PLAN.selected},
+    r.restored_at, ${CLOCK} AS clock
+  FROM jsonb_to_recordset(${$('queries')}::jsonb) AS queries (query_index int, organization_id char(26), id bigint)
+  CROSS JOIN ${lookUp('rule', workload_rules, sql`organization_id = queries.organization_id AND id = queries.id`)}
+  CROSS JOIN ${lookUp('o', organizations, sql`id = rule.organization_id`)}
+  CROSS JOIN ${lookUp('counter', organization_counters, sql`organization_id = rule.organization_id`)}
+  CROSS JOIN ${lookUp('p', plans, sql`name = counter.plan`)}
+  LEFT JOIN ${lookUp('r', organization_restores, sql`organization_id = rule.organization_id`)} ON true`)
+
+interface RuleFound extends Readonly<Record<string, unknown>> {
+  query_index: number
+  restored_at: string | null
+  clock: number
+}
+
+interface RuleKey { organizationId: string, id: number }
+
+/** A rule of workloads in an active organization. */
+export interface ActiveRule {
+  rule: AuthenticatedRow<'workload_rules'>
+  organization: Organization
+  /** When the database was restored from a backup. */
+  restoredAt: Date | null
+  /** The time of the database. */
+  now: Date
+}
+
+const findRules = batchLoad({
+  keyOf: ({ organizationId, id }: RuleKey) => `${organizationId} ${id}`,
+  organizationOf: ({ organizationId }) => organizationId,
+  async find (db, batch: RuleKey[], organization_id) {
+    const queries = batch.map(({ organizationId: organization_id, id }, query_index) =>
+      ({ query_index, organization_id, id }))
+    const rows = await rulesById(db, { organization_id, queries: JSON.stringify(queries) })
+    return groupByQuery(rows, batch.length)
+  },
+  read (db, [row]): ActiveRule | undefined {
+    const rule = row && RULE.read(row)
+    if (row === undefined || rule == null || !isAuthentic(db, 'workload_rules', rule)) return undefined
+    const organization = organizationIn(row)
+    if (organization.status !== 'active') return undefined
+    const restoredAt = row.restored_at === null ? null : new Date(row.restored_at)
+    return { rule, organization, restoredAt, now: new Date(row.clock) }
+  }
+})
+
+/** A rule, also if it is disabled. Undefined if it has a wrong MAC, or if its organization is not active. */
+export const findActiveRule = async (db: Db, key: RuleKey): Promise<ActiveRule | undefined> => findRules(db, key)
+
+/** The content of a workload's token. `scopes` are indexes in the scopes of this revision of the rule; null: all. */
+export interface WorkloadToken extends RuleKey { revision: number, ends: Date, scopes: readonly number[] | null }
+
+/** Makes the token of a workload. It also names the subject and the run, by digests. */
+export function makeWorkloadToken (
+  db: Db, { organizationId, id, revision, ends, scopes }: WorkloadToken, digests: readonly (string | null)[]
+): string {
+  return authorityOf(db).sealToken(organizationId, JSON.stringify([id, revision, ends.getTime(), scopes, ...digests]))
+}
+
+/** Reads a workload's token, without a look at its rule; undefined for other texts. */
+export function readWorkloadToken (db: Db, token: string): WorkloadToken | undefined {
+  const opened = authorityOf(db).openToken(token)
+  if (opened === undefined) return undefined
+  const [id, revision, ends, scopes] = JSON.parse(opened.content) as [number, number, number, number[] | null]
+  return { organizationId: opened.organizationId, id, revision, ends: new Date(ends), scopes }
+}
+
+/** The principal of a workload's token: valid until its end, while the rule is enabled and has the same revision. */
+export async function findWorkloadPrincipal (
+  db: Db, { organizationId, id, revision, ends, scopes }: WorkloadToken
+): Promise<Principal | undefined> {
+  const found = await findRules(db, { organizationId, id })
+  if (found === undefined) return undefined
+  const { rule, organization, now } = found
+  if (!rule.enabled || rule.revision !== revision || ends <= now) return undefined
+  const granted = scopes === null ? rule.scopes : scopes.map((index) => rule.scopes[index]!)
+  return {
+    type: 'workload',
+    id,
+    name: rule.name,
+    scopes: new Set(granted),
+    granted,
+    teams: { inProject: [], anywhere: [] },
+    slices: rule.slices ?? [],
+    expires_at: ends,
+    caller: { workload: id, revision, ends: ends.toISOString() },
+    person: null,
+    organization
+  }
+}
+
+/** The names of rules by id. Omits deleted rules, and rows with a wrong MAC. */
+export async function findRuleNames (
+  db: Db, organizationId: string, ids: readonly number[]
+): Promise<Map<number, string>> {
+  if (ids.length === 0) return new Map()
+  const rows = await db.select(authenticatedColumns('workload_rules')).from(workload_rules)
+    .where(isOneOfOrganization(workload_rules, organizationId, ids))
+  return new Map(rows.filter((row) => isAuthentic(db, 'workload_rules', row)).map(({ id, name }) => [id, name]))
 }
 
 /** Records the last use of a token, with a resolution of one minute. */

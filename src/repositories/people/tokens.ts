@@ -7,6 +7,7 @@ import {
   authenticatedColumns, fromJson, shownOf, type AuthenticatedRow, type NewRow, type RowChanges, type ShownRow
 } from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
+import { creatorOf, shownCreator, type Maker } from '../../db/rows/creator.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { makeId } from '../../db/rows/ids.ts'
@@ -23,8 +24,6 @@ import { heldFrom, heldPage, readPage, type HeldPage, type NamedPageRequest } fr
 import { includesAllAbove, pathOf, restrictionOf, type Slice } from '../../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
-/** The creator of a token; undefined for an operator. */
-type Maker = Pick<Principal, 'type' | 'id' | 'name' | 'person'> | undefined
 export type NewToken = Omit<NewRow<'api_tokens'>, 'id' | 'slices' | keyof ReturnType<typeof madeBy>> &
   { slices: Slice[], made_by?: Maker }
 
@@ -38,14 +37,7 @@ export async function createToken (db: Db, { made_by: maker, slices, ...token }:
   return showToken(db, made!)
 }
 
-const madeBy = (maker: Maker) => ({
-  created_by_type: maker?.type ?? null,
-  created_by_id: maker?.id ?? null,
-  created_by_name: maker?.name ?? null,
-  // If an API token creates the new token, the new token belongs to the person of the creating token.
-  user_id: maker?.person?.user_id ?? null,
-  grant_id: maker?.person?.grant_id ?? null
-})
+const madeBy = (maker: Maker) => ({ ...creatorOf(maker), grant_id: maker?.person?.grant_id ?? null })
 
 /**
  * Returns the reached limit of live API tokens, of the organization or of the person. Undefined if a token can be
@@ -236,7 +228,7 @@ const oneOf = (organizationId: string, id: number): SQL => matching(api_tokens, 
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
   value: Pick<TokenRow, 'token_hash' | 'token_prefix' | 'token_suffix'>, overlapSeconds: number,
-  rotater?: Pick<Principal, 'type' | 'id' | 'name' | 'person' | 'caller'>, isKeyed = false
+  rotater?: NonNullable<Maker> & Pick<Principal, 'caller'>, isKeyed = false
 ): Promise<ApiToken | undefined> {
   const { organization_id: of, token_id } = former_token_hashes
   const caller = rotater?.caller
@@ -256,7 +248,7 @@ export async function rotateToken (
 
 /** Whether the token has the same person and grant as the principal. Also true if the principal has no person. */
 export const endsWith = (
-  { person }: Pick<Principal, 'person'>, { user_id, grant_id }: Pick<TokenRow, 'user_id' | 'grant_id'>
+  { person }: Pick<NonNullable<Maker>, 'person'>, { user_id, grant_id }: Pick<TokenRow, 'user_id' | 'grant_id'>
 ): boolean => person === null || (person.user_id === user_id && person.grant_id === grant_id)
 
 /** Changes a token and returns the new row; undefined if the token has a wrong MAC. */
@@ -471,14 +463,12 @@ async function withRestrictions (
 }
 
 function toToken (row: TokenRow, slugs: ReadonlyMap<string, string>): ApiToken {
-  const {
-    slices, created_by_type: type, created_by_id: by, created_by_name: byName, ...shown
-  } = shownOf('api_tokens', row)
+  const { slices, created_by_type, created_by_id, created_by_name, ...shown } = shownOf('api_tokens', row)
   return {
     ...shown,
     id: String(row.id),
     restrictions: (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
     owner: row.user_id === null ? 'organization' : 'user',
-    created_by: type === null || by === null ? null : { type, id: by, name: byName ?? '' }
+    created_by: shownCreator({ created_by_type, created_by_id, created_by_name })
   }
 }

@@ -1,5 +1,6 @@
 import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
+import { deriveWorkloadKey, openWorkloadToken, sealWorkloadToken } from '../../crypto/bearer.ts'
 import { makeCanary, openCanary, type Keyring } from '../../crypto/keyring.ts'
 import { sameBytes, takeKey } from '../../crypto/primitives.ts'
 import {
@@ -127,6 +128,7 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db, record: RecordViola
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW_MS })
   const checker = createRowChecker(key)
   const lookupKey = deriveLookupKey(key)
+  const workloadKey = deriveWorkloadKey(key)
   let waiting: Violation[] = []
   let recording: Promise<void> | undefined
   // Runs one transaction at a time, because parallel transactions for many wrong rows could use all connections.
@@ -165,6 +167,8 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db, record: RecordViola
     mac: (table, row) => checker.mac(ENCODERS.get(table)!(row)),
     verifies: (table, row, mac) => mac !== null && checker.matches(ENCODERS.get(table)!(row), mac),
     hash: (purpose, values) => rowMac(lookupKey, purpose, values),
+    sealToken: (organizationId, content) => sealWorkloadToken(workloadKey, organizationId, content),
+    openToken: (token) => openWorkloadToken(workloadKey, token),
     report (violation) {
       if (!isDue(violation)) return
       reports++

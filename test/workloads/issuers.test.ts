@@ -1,0 +1,216 @@
+// runs: no database
+import t from 'tap'
+import { loadConfig } from '../../src/config.ts'
+import { createOutgoing } from '../../src/outgoing/client.ts'
+import type { AssertionRule } from '../../src/rules/workloads.ts'
+import { verifyAssertion } from '../../src/workloads/assertions.ts'
+import { createIssuers, ISSUER_LIMITS } from '../../src/workloads/issuers.ts'
+import { AUDIENCE, FAULTS, makeKey, startIssuer, type TestIssuer } from '../helpers/issuer.ts'
+import { until } from '../helpers/until.ts'
+
+const MINUTE = 60_000
+
+/** A service that has a clock of its own for its key sets. */
+function serviceFor ({ issuer, env }: TestIssuer, more: Partial<typeof ISSUER_LIMITS> = {}) {
+  const clock = { now: 0 }
+  const lines: string[] = []
+  const outgoing = createOutgoing(loadConfig(env).outgoing, { ...ISSUER_LIMITS, timeout: 300, ...more })
+  const issuers = createIssuers(outgoing, (line) => lines.push(line), () => clock.now)
+  const rule: AssertionRule = {
+    organization_id: 'o', issuer, jwks: null, audience: AUDIENCE, claims: {}, preset: null, single_use: false, max_assertion_age: 3600
+  }
+  const check = async (assertion: string, changes: Partial<AssertionRule> = {}) => {
+    const result = await verifyAssertion(issuers, { ...rule, ...changes }, assertion, new Date())
+    return result.accepted ? 'accepted' : result.check
+  }
+  return { clock, lines, check }
+}
+
+t.test('the keys are found by discovery, once for all assertions and organizations', async (t) => {
+  for (const path of ['', '/', '/group/instance', '/group/']) {
+    const issuer = await startIssuer(t, { path })
+    const { check } = serviceFor(issuer)
+    const checks = await Promise.all(Array.from({ length: 20 }, async (_, i) =>
+      check(await issuer.sign(), { organization_id: `o${i % 3}` })))
+    t.same([...new Set(checks)], ['accepted'])
+    const base = path.replace(/\/$/, '')
+    t.same(issuer.requests, [`${base}/.well-known/openid-configuration`, `${base}/keys`], path)
+  }
+})
+
+t.test('a new key is found at once, and unknown keys cause one load in 30 seconds', async (t) => {
+  const issuer = await startIssuer(t)
+  const { check, clock } = serviceFor(issuer)
+  t.equal(await check(await issuer.sign()), 'accepted')
+  const former = issuer.key
+  clock.now = MINUTE
+  await issuer.rotate()
+  t.equal(await check(await issuer.sign()), 'accepted')
+  t.equal(issuer.requests.length, 4)
+  t.equal(await check(await issuer.sign({}, {}, former)), 'key', 'the former key is gone')
+  const stranger = await makeKey()
+  for (let i = 0; i < 5; i++) t.equal(await check(await issuer.sign({}, { kid: `unknown-${i}` }, stranger)), 'key')
+  t.equal(issuer.requests.length, 4)
+  clock.now += 30_000
+  await Promise.all(Array.from({ length: 5 }, async () => t.equal(await check(await issuer.sign({}, {}, stranger)), 'key')))
+  t.equal(issuer.requests.length, 6)
+})
+
+t.test('keys are loaded again after ten minutes, so a key that the issuer removed ends', async (t) => {
+  const issuer = await startIssuer(t)
+  const { check, clock } = serviceFor(issuer)
+  const former = issuer.key
+  t.equal(await check(await issuer.sign()), 'accepted')
+  await issuer.rotate()
+  clock.now = 10 * MINUTE - 1
+  t.equal(await check(await issuer.sign({}, {}, former)), 'accepted')
+  clock.now = 10 * MINUTE
+  t.equal(await check(await issuer.sign({}, {}, former)), 'key')
+})
+
+t.test('while the issuer is away its keys are used for an hour, and it is tried every 30 seconds', async (t) => {
+  for (const fault of Object.keys(FAULTS) as (keyof typeof FAULTS)[]) {
+    const issuer = await startIssuer(t)
+    const { check, clock, lines } = serviceFor(issuer)
+    t.equal(await check(await issuer.sign()), 'accepted')
+    const loaded = issuer.requests.length
+    issuer.answers = FAULTS[fault]
+    clock.now = 10 * MINUTE
+    for (let i = 0; i < 3; i++) t.equal(await check(await issuer.sign()), 'accepted', fault)
+    t.equal(issuer.requests.length, loaded + 1)
+    t.equal(lines.length, 1)
+    t.match(lines[0], `The keys of the issuer ${issuer.issuer} were not loaded: `)
+    clock.now += 30_000
+    t.equal(await check(await issuer.sign()), 'accepted')
+    t.equal(issuer.requests.length, loaded + 2)
+    clock.now = 60 * MINUTE - 1
+    t.equal(await check(await issuer.sign()), 'accepted')
+    clock.now = 60 * MINUTE
+    const isUnreachable = ['slow', 'dripping', 'away'].includes(fault)
+    t.equal(await check(await issuer.sign()), isUnreachable ? 'issuer_unreachable' : 'issuer_response', fault)
+    issuer.answers = undefined
+    t.not(await check(await issuer.sign()), 'accepted', 'the failure is remembered')
+    clock.now += 30_000
+    t.equal(await check(await issuer.sign()), 'accepted', 'the issuer is back')
+  }
+})
+
+t.test('WI-05 a failed load is remembered for 30 seconds, with and without earlier keys', async (t) => {
+  const issuer = await startIssuer(t)
+  const { check, clock } = serviceFor(issuer)
+  issuer.answers = FAULTS.failing
+  for (let i = 0; i < 5; i++) t.equal(await check(await issuer.sign()), 'issuer_response')
+  t.equal(issuer.requests.length, 1)
+  issuer.answers = undefined
+  clock.now = 30_000
+  t.equal(await check(await issuer.sign()), 'accepted')
+  clock.now = MINUTE
+  issuer.answers = FAULTS.failing
+  const stranger = await makeKey()
+  for (let i = 0; i < 5; i++) t.equal(await check(await issuer.sign({}, {}, stranger)), 'key')
+  t.equal(issuer.requests.length, 4, 'an unknown key, too')
+})
+
+t.test('each fault of the key set alone is a refusal, and none of them gives keys', async (t) => {
+  for (const fault of ['slow', 'dripping', 'large', 'redirecting', 'failing', 'not JSON', 'other JSON', 'away'] as const) {
+    const issuer = await startIssuer(t)
+    const { check } = serviceFor(issuer)
+    issuer.answers = (path, response, document) =>
+      path === '/keys' ? FAULTS[fault](path, response, document) : response.end(document)
+    t.match(await check(await issuer.sign()), /^issuer_(?:unreachable|response)$/, fault)
+    t.same(issuer.requests, ['/.well-known/openid-configuration', '/keys'])
+  }
+})
+
+t.test('a discovery document is refused that names another issuer, no keys, or keys elsewhere', async (t) => {
+  const issuer = await startIssuer(t)
+  const other = await startIssuer(t)
+  const own = issuer.issuer
+  for (const [document, expected] of [
+    [{ issuer: other.issuer, jwks_uri: `${own}/keys` }, 'issuer_response'],
+    [{ issuer: `${own}/`, jwks_uri: `${own}/keys` }, 'issuer_response'],
+    [{ issuer: own.toUpperCase(), jwks_uri: `${own}/keys` }, 'issuer_response'],
+    [{ issuer: [own], jwks_uri: `${own}/keys` }, 'issuer_response'],
+    [{ jwks_uri: `${own}/keys` }, 'issuer_response'],
+    [{ issuer: own }, 'issuer_address'],
+    [{ issuer: own, jwks_uri: null }, 'issuer_address'],
+    [{ issuer: own, jwks_uri: '/keys' }, 'issuer_address'],
+    [{ issuer: own, jwks_uri: `http://${issuer.host}/keys` }, 'issuer_address'],
+    [{ issuer: own, jwks_uri: `${other.issuer}/keys` }, 'issuer_address'],
+    [{ issuer: own, jwks_uri: 'https://169.254.169.254/latest/meta-data' }, 'issuer_address'],
+    [{ issuer: own, jwks_uri: `${own}/keys` }, 'accepted']
+  ] as const) {
+    const { check } = serviceFor(issuer)
+    issuer.answers = (path, response, keys) =>
+      response.end(path === '/keys' ? keys : JSON.stringify(document))
+    t.equal(await check(await issuer.sign()), expected, JSON.stringify(document))
+  }
+  t.same(other.requests, [])
+})
+
+t.test('keys that cannot verify are skipped: of an unknown kind, for encryption, malformed, without a kid', async (t) => {
+  const issuer = await startIssuer(t)
+  const { jwk } = issuer.key
+  const others = [
+    { kty: 'LMS', kid: 'a', x: 'AA' }, { kty: 'oct', k: 'AAAA', kid: jwk.kid }, { kid: jwk.kid }, {}, { kty: 7 },
+    { kty: 'EC', crv: 'P-999', x: 'AA', y: 'AA', kid: jwk.kid }, { ...jwk, use: 'enc' }, { ...jwk, key_ops: ['sign'] },
+    { ...jwk, key_ops: 'verify' }, { ...jwk, alg: 'ES384' }
+  ]
+  issuer.keys = [...others, jwk, ...others]
+  t.equal(await serviceFor(issuer).check(await issuer.sign()), 'accepted')
+  for (const other of others) {
+    issuer.keys = [other]
+    t.equal(await serviceFor(issuer).check(await issuer.sign()), 'key', JSON.stringify(other))
+  }
+  const { kid: _, ...nameless } = jwk
+  issuer.keys = [nameless]
+  t.equal(await serviceFor(issuer).check(await issuer.sign()), 'key', 'the assertion names a key')
+  t.equal(await serviceFor(issuer).check(await issuer.sign({}, { kid: undefined })), 'accepted')
+  issuer.keys = [null, jwk]
+  t.equal(await serviceFor(issuer).check(await issuer.sign()), 'issuer_response', 'no JWK Set')
+  issuer.keys = []
+  t.equal(await serviceFor(issuer).check(await issuer.sign()), 'key')
+})
+
+t.test('each key is tried if several have the kid of an assertion, or if it has none', async (t) => {
+  const issuer = await startIssuer(t)
+  const kid = issuer.key.kid
+  const [second, third] = [await makeKey('ES256', kid), await makeKey('ES256', kid)]
+  const malformed = { ...second.jwk, x: 'AA' }
+  issuer.keys = [second.jwk, malformed, issuer.key.jwk]
+  const { check } = serviceFor(issuer)
+  for (const key of [issuer.key, second]) {
+    t.equal(await check(await issuer.sign({}, {}, key)), 'accepted')
+    t.equal(await check(await issuer.sign({}, { kid: undefined }, key)), 'accepted')
+    t.equal(await check(await issuer.sign({ aud: 'other' }, {}, key)), 'audience')
+  }
+  t.equal(await check(await issuer.sign({}, {}, third)), 'signature')
+  issuer.keys = [...Array.from({ length: 10 }, () => second.jwk), issuer.key.jwk]
+  t.equal(await serviceFor(issuer).check(await issuer.sign()), 'signature', 'at most ten')
+})
+
+t.test('WI-06 the key of another issuer does not verify, although its kid is the same', async (t) => {
+  const issuer = await startIssuer(t)
+  const other = await startIssuer(t)
+  const stranger = await makeKey('ES256', issuer.key.kid)
+  other.keys = [stranger.jwk]
+  const { check } = serviceFor(issuer)
+  t.equal(await check(await issuer.sign({}, {}, stranger)), 'signature')
+  t.equal(await check(await other.sign({}, {}, stranger)), 'issuer', 'without a load of its keys')
+  t.same(other.requests, [])
+})
+
+t.test('an organization with too many loads does not make another one fail, and is not remembered', async (t) => {
+  const [slow, issuer] = [await startIssuer(t), await startIssuer(t)]
+  const env = { ...issuer.env, OUTGOING_ALLOW: `${slow.host},${issuer.host}` }
+  const { check } = serviceFor({ ...issuer, env }, { concurrency: [{}, { running: 1, waiting: 0 }, {}] })
+  slow.answers = FAULTS.slow
+  const away = check(await slow.sign(), { issuer: slow.issuer })
+  await until(() => slow.requests.length === 1)
+  const assertion = await issuer.sign()
+  t.same(
+    await Promise.all([check(assertion), check(assertion, { organization_id: 'other' })]), ['issuer_unreachable', 'accepted']
+  )
+  t.equal(await check(assertion), 'accepted')
+  t.equal(await away, 'issuer_unreachable')
+})
