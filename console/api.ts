@@ -67,7 +67,7 @@ export interface Sent { method: string, url: string, body: string | undefined, h
 export const sent = signal<readonly Sent[]>([])
 const MAX_SENT = 30
 effect(() => { if (place.value !== undefined) sent.value = [] })
-const SECRET_FIELDS = new Set('plaintext content set encryption_key key_proof key_check secrets versions'.split(' '))
+const SECRET_FIELDS = new Set('plaintext content set encryption_key key_proof key_check secrets versions token'.split(' '))
 
 /** The body with secret fields left out. */
 const withoutSecrets = (body: object): string => JSON.stringify(body, (name, value: unknown) =>

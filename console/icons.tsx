@@ -1,7 +1,7 @@
 import {
   Check, ChevronRight, Copy, Ellipsis, Eye, EyeOff, History, KeyRound, Layers, Menu, Pencil, Plus, RotateCcw,
   ScrollText,
-  Search, Settings, Trash2, TrendingUp, User, UserPlus, Users, Vault, X, type IconNode
+  Search, Settings, Trash2, TrendingUp, User, UserPlus, Users, Vault, Workflow, X, type IconNode
 } from 'lucide'
 import { h } from 'preact'
 
@@ -30,6 +30,7 @@ const ICONS = {
   invite: UserPlus,
   people: Users,
   vault: Vault,
+  workload: Workflow,
   close: X
 } as const satisfies Record<string, IconNode>
 export type IconName = keyof typeof ICONS

@@ -18,6 +18,7 @@ export const isMenuOpen = signal(false)
 
 const ENTRIES = [
   ['start', 'levels', 'organization:read'], ['people', 'people', 'member:read'], ['tokens', 'key', 'api-token:read'],
+  ['workloads', 'workload', 'api-token:read'],
   ['audit', 'log', 'organization:read'], ['usage', 'usage', 'billing:read']
 ] as const satisfies readonly (readonly [PageName, IconName, Ability])[]
 

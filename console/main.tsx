@@ -21,9 +21,10 @@ import { SettingsPage } from './pages/settings.tsx'
 import { StartPage } from './pages/start.tsx'
 import { TokensPage } from './pages/tokens.tsx'
 import { UsagePage } from './pages/usage.tsx'
+import { WorkloadsPage } from './pages/workloads.tsx'
 
 const OF_ORGANIZATION = {
-  start: StartPage, people: PeoplePage, tokens: TokensPage, audit: AuditPage, usage: UsagePage
+  start: StartPage, people: PeoplePage, tokens: TokensPage, workloads: WorkloadsPage, audit: AuditPage, usage: UsagePage
 } as const
 const OF_PROJECT = {
   matrix: MatrixPage, level: LevelPage, history: HistoryPage, keys: KeysPage, settings: SettingsPage

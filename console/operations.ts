@@ -12,7 +12,8 @@ export const OPERATIONS = [
   'compareProjectSecrets', 'compareTargetSecrets', 'compareEnvironmentSecrets', 'listVersions', 'getVersion',
   'readVersionNames', 'restoreVersion', 'purgeVersions', 'restoreProject', 'getEncryptionKey', 'listEncryptionKeys',
   'rotateEncryptionKey', 'rotateClientKeys', 'listPendingVersions', 'reEncryptHistory', 'listApiTokens',
-  'createApiToken', 'rotateApiToken', 'deleteApiToken', 'listMembers', 'inviteMember', 'updateMember', 'removeMember',
+  'createApiToken', 'rotateApiToken', 'deleteApiToken', 'listWorkloads', 'createWorkload', 'getWorkload', 'updateWorkload', 'deleteWorkload',
+  'testWorkload', 'listMembers', 'inviteMember', 'updateMember', 'removeMember',
   'getMemberAccess', 'listInvitations', 'withdrawInvitation', 'sendInvitation', 'listTeams', 'createTeam', 'getTeam',
   'deleteTeam', 'addTeamMember', 'removeTeamMember', 'setTeamProject', 'removeTeamProject', 'listAuditEvents',
   'countAuditEvents', 'exportAuditEvents', 'getUsage', 'getSubscription', 'listInvoices'

@@ -17,6 +17,7 @@ export const PAGES = {
   start: 'Projects',
   people: 'People',
   tokens: 'Tokens',
+  workloads: 'Workloads',
   audit: 'Audit',
   usage: 'Usage',
   matrix: 'Secrets',
@@ -26,7 +27,7 @@ export const PAGES = {
   settings: 'Settings'
 } as const
 export type PageName = keyof typeof PAGES
-const OF_ORGANIZATION: readonly string[] = ['people', 'tokens', 'audit', 'usage']
+const OF_ORGANIZATION: readonly string[] = ['people', 'tokens', 'workloads', 'audit', 'usage']
 const OF_PROJECT: readonly string[] = ['level', 'history', 'keys', 'settings']
 const OF_LEVEL: readonly string[] = ['level', 'history']
 

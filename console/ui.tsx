@@ -143,7 +143,7 @@ export function Form ({ name, run, label, children, kind = 'main', keep = false,
 export type Option = readonly [value: string, label: string]
 
 /** A labelled field with its hint and its errors. `isCompact`: the label is shown only in the empty field. */
-export function Field ({ label, name, hint, value, type = 'text', required = false, isCompact = false, options, onInput }: {
+export function Field ({ label, name, hint, value, type = 'text', required = false, isCompact = false, options, rows, onInput }: {
   label: string,
   name: string,
   hint?: string,
@@ -151,6 +151,8 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
   required?: boolean,
   isCompact?: boolean,
   options?: readonly Option[],
+  /** Of a field for a long text. */
+  rows?: number,
   type?: 'text' | 'password' | 'email' | 'search' | 'datetime-local',
   onInput?: (value: string) => void
 }) {
@@ -163,13 +165,15 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
   return (
     <div class='field'>
       <label for={id} class={isCompact ? 'hidden' : ''}>{label}</label>
-      {options === undefined
-        ? <input {...attributes} type={type as 'text'} step='any' defaultValue={value} autocomplete='off' placeholder={isCompact ? label : undefined} />
-        : (
+      {options !== undefined
+        ? (
           <select {...attributes}>
             {options.map(([of, text]) => <option key={of} value={of} ref={set} selected={of === value}>{text}</option>)}
           </select>
-          )}
+          )
+        : rows !== undefined
+          ? <textarea {...attributes} rows={rows} spellcheck={false} autocomplete='off' defaultValue={value} />
+          : <input {...attributes} type={type as 'text'} step='any' defaultValue={value} autocomplete='off' placeholder={isCompact ? label : undefined} />}
       {hint !== undefined && <p class='hint' id={`${id}-hint`}>{hint}</p>}
       {messages.length > 0 && <p class='problem' role='alert' id={`${id}-error`}>{messages.join(' ')}</p>}
     </div>

@@ -59,13 +59,15 @@ function Filters ({ organization, found }: {
   const path = { organization }
   const [hours, setHours] = useState('')
   const actors = useLoad(async () => {
-    const [people, tokens] = await Promise.all([
+    const [people, tokens, rules] = await Promise.all([
       !canSomewhere(['member:read']) ? [] : (await firstPages(async (page) => (await call('listMembers', { path, query: { page, per_page: 100, sort: 'name' } })).data)).found,
-      !canSomewhere(['api-token:read']) ? [] : (await firstPages(async (page) => (await call('listApiTokens', { path, query: { page, per_page: 100, sort: 'name' } })).data)).found
+      !canSomewhere(['api-token:read']) ? [] : (await firstPages(async (page) => (await call('listApiTokens', { path, query: { page, per_page: 100, sort: 'name' } })).data)).found,
+      !canSomewhere(['api-token:read']) ? [] : (await call('listWorkloads', { path, query: { per_page: 100, sort: 'name' } })).data.data
     ])
     const options: Option[] = [
       ...people.map(({ id, attributes: { name, email } }) => [`user:${id}`, `${name}, ${email}`] as const),
-      ...tokens.map(({ id, name }) => [`api_token:${id}`, `${name} (token)`] as const)
+      ...tokens.map(({ id, name }) => [`api_token:${id}`, `${name} (token)`] as const),
+      ...rules.map(({ id, attributes: { name } }) => [`workload:${id}`, `${name} (workload)`] as const)
     ]
     found(new Map(options))
     return options
@@ -73,7 +75,7 @@ function Filters ({ organization, found }: {
   return (
     <div class='row'>
       <Show of={actors}>
-        {(options) => <Field label='Who' name='actor' options={[['', 'Every person and token'], ...options, ['operator', 'The operator'], ['system', 'The service itself']]} />}
+        {(options) => <Field label='Who' name='actor' options={[['', 'Every person, token and workload'], ...options, ['operator', 'The operator'], ['system', 'The service itself']]} />}
       </Show>
       <Field label='What' name='action' options={[['', 'Everything'], ...[...names].sort().map((name) => [name, name] as const)]} />
       <Field label='When' name='hours' options={PERIODS} onInput={setHours} />
@@ -134,10 +136,10 @@ function Events ({ organization, filter, known }: {
   )
 }
 
-const ACTORS = { user: 'person', api_token: 'token', operator: 'the operator', system: 'the service' }
+const ACTORS = { user: 'person', api_token: 'token', workload: 'workload', operator: 'the operator', system: 'the service' }
 const whoIn = ({ actor: { type, id }, actor_name }: Event['attributes']): string => actor_name === null
   ? [ACTORS[type], id].filter((part) => part !== null).join(' ')
-  : type === 'api_token' ? `${actor_name} (token)` : actor_name
+  : type === 'api_token' || type === 'workload' ? `${actor_name} (${ACTORS[type]})` : actor_name
 
 /** The place that an event touched, or the name of the person or token. */
 function whereIn ({ details, resource: { type, id } }: Event['attributes'], names: ReadonlyMap<string, string | null>): string {

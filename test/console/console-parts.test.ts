@@ -51,7 +51,7 @@ for (const width of [390, 1280]) {
     t.match(await part.innerText(), /Shop Front\s+backend \/ live, with values from above/)
     await look(t, other, 'start with a part')
     t.equal(await other.getByText('Create a project').count(), 0)
-    for (const hidden of ['People', 'Tokens', 'Usage']) t.equal(await other.getByRole('link', { name: hidden, exact: true }).count(), 0, hidden)
+    for (const hidden of ['People', 'Tokens', 'Workloads', 'Usage']) t.equal(await other.getByRole('link', { name: hidden, exact: true }).count(), 0, hidden)
     await follow(other, 'Shop Front')
     await other.getByLabel(/^Missing in an environment/).waitFor()
     t.strictSame(await other.getByRole('columnheader').allInnerTexts().then((texts) => texts.length > 2), false, 'one level')
@@ -100,10 +100,10 @@ t.test('people with a role in the organization see what the role includes, and n
   await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })
   await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { A: '1' } })
   for (const [role, entries, tabs, offersChange] of [
-    ['administrator', ['Projects', 'People', 'Tokens', 'Audit'], ['Secrets', 'Project document', 'History', 'Keys', 'Settings'], true],
+    ['administrator', ['Projects', 'People', 'Tokens', 'Workloads', 'Audit'], ['Secrets', 'Project document', 'History', 'Keys', 'Settings'], true],
     ['developer', ['Projects', 'People', 'Audit'], ['Secrets', 'Project document', 'History', 'Keys', 'Settings'], true],
     ['member', ['Projects', 'People', 'Audit'], ['Secrets', 'Project document', 'History', 'Keys'], true],
-    ['auditor', ['Projects', 'People', 'Tokens', 'Audit', 'Usage'], ['Secrets', 'Project document', 'History'], false]
+    ['auditor', ['Projects', 'People', 'Tokens', 'Workloads', 'Audit', 'Usage'], ['Secrets', 'Project document', 'History'], false]
   ] as const) {
     const person = await makePerson(service, { [nimbus.organization]: role })
     const { page } = await openWindow(t, browser, { viewport: { width: 1280, height: 800 } })

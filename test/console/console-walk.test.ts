@@ -9,6 +9,7 @@ import { earlier } from '../helpers/app.ts'
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
 import { load } from '../helpers/console.ts'
 import { button, cell, confirm, follow, look, openMenu, OPERATIONS, said, SIZES, unfold, visitConsole, type Visit } from '../helpers/console-window.ts'
+import { walkWorkloads } from '../helpers/console-workloads.ts'
 import { giveSecondFactor, makePerson, type Person } from '../helpers/people.ts'
 import { until } from '../helpers/until.ts'
 
@@ -350,6 +351,7 @@ for (const width of SIZES) {
     await page.reload()
     await button(page, 'Show them').click()
     await page.getByRole('rowheader', { name: /^Old/ }).waitFor()
+    await walkWorkloads(t, visited)
     await people(t, visited, ada)
 
     // Audit and usage.
@@ -1159,7 +1161,7 @@ t.test('a page opens with at most three requests of the API; 1,000 names and 10 
   }
   // The requests of the first page are not counted.
   await settled()
-  for (const path of ['', '/shop', '/shop/-/level', '/shop/-/history', '/shop/-/keys', '/shop/-/settings', '/-/people', '/-/tokens', '/-/audit', '/-/usage']) {
+  for (const path of ['', '/shop', '/shop/-/level', '/shop/-/history', '/shop/-/keys', '/shop/-/settings', '/-/people', '/-/tokens', '/-/workloads', '/-/audit', '/-/usage']) {
     const requests: string[] = []
     const count = (request: { url (): string }) => { if (request.url().includes('/api/v1/')) requests.push(request.url()) }
     page.on('request', count)

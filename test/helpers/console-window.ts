@@ -77,7 +77,7 @@ export async function look (t: Test, page: Page, what: string) {
 
 export const button = (at: Page | Locator, name: string | RegExp) => at.getByRole('button', { name, ...(typeof name === 'string' && { exact: true }) })
 export const said = (page: Page, text: string | RegExp) => page.getByRole('status').getByText(text).first().waitFor()
-const IN_SIDE_BAR = ['Strongroom', 'Projects', 'People', 'Tokens', 'Audit', 'Usage']
+const IN_SIDE_BAR = ['Strongroom', 'Projects', 'People', 'Tokens', 'Workloads', 'Audit', 'Usage']
 /** Shows the side bar, which is a menu on a phone. */
 export async function openMenu (page: Page) {
   const menu = button(page, 'Menu')
