@@ -21,6 +21,14 @@ import { VALUES } from '../readers/values.ts'
 const timers = { setTimeout: (run: () => void, ms: number) => setTimeout(run, ms) }
 Object.assign(globalThis, { window: Object.assign(new EventTarget(), timers) })
 
+/** The module of values, with a change of one name. */
+async function loadValues () {
+  const values = await load('values.ts')
+  const changeValue = (format: string, text: string, name: string, value: string | undefined): string =>
+    values.changeValues(format, text, value === undefined ? { unset: [name] } : { set: { [name]: value } })
+  return { ...values, changeValue }
+}
+
 const files = readdirSync('console', { recursive: true }).map(String).filter((name) => statSync(join('console', name)).isFile())
 const sources = files.filter((name) => /\.tsx?$/.test(name))
 
@@ -126,7 +134,7 @@ t.test('the browser reads .env texts as the service, also line separators and th
 })
 
 t.test('the browser changes documents of client-managed projects without touching other lines', async (t) => {
-  const { changeValue, readValues } = await load('values.ts')
+  const { changeValue, readValues } = await loadValues()
   const document = '# head\nA=1 # one\nexport B="two\\nlines"\r\n\nC=\'x\'\n'.replace('\r', '')
   t.strictSame([...readValues('env', document)], [['A', '1'], ['B', 'two\nlines'], ['C', 'x']])
   t.equal(changeValue('env', document, 'C', 'y z'), document.replace("C='x'", "C='y z'"))
@@ -158,7 +166,7 @@ t.test('the browser changes documents of client-managed projects without touchin
 })
 
 t.test('the browser keeps the line endings of other names', async (t) => {
-  const { changeValue } = await load('values.ts')
+  const { changeValue } = await loadValues()
   const document = "A=1\r\nPEM='a\nb'\nB=\"c\r\nd\" # e\r\nC=2\rD=3\n"
   t.equal(changeValue('env', document, 'A', 'x'), document.replace('1', 'x'))
   t.equal(changeValue('env', document, 'B', undefined), document.replace('B="c\r\nd" # e\r\n', ''))
@@ -169,7 +177,7 @@ t.test('the browser keeps the line endings of other names', async (t) => {
 })
 
 t.test('the browser keeps the types of JSON values', async (t) => {
-  const { changeOf, changeValue } = await load('values.ts')
+  const { changeOf, changeValue } = await loadValues()
   const document = '{"A": {"x": 12345678901234567890}, "B": [1], "C": 1, "D": "{}", "E": null}'
   for (const [name, value, json] of [
     ['A', '{"x": 1.50}\n', '{"x":1.50}'], ['B', '{}', '{}'], ['C', '2', '"2"'], ['D', '[]', '"[]"'], ['E', '{}', '"{}"']
@@ -247,7 +255,7 @@ t.test('the browser reads JSON as the service does', async (t) => {
 })
 
 t.test('the browser writes values into .env documents as the service does', async (t) => {
-  const { changeValue } = await load('values.ts')
+  const { changeValue } = await loadValues()
   const olds = [
     '', 'X=x # c\n', 'export X=x#old # c\n', 'X=x\t# c\n', 'X= # c #\n', "X='x'#old\n", 'X="x" # c\n', 'X="x\\ny"\n', 'X=`x`\n', 'X:\n  x\n',
     'X=\n\n"x"#old\n', 'X="x" y#old\n', 'X=1\nX=2\n'
@@ -262,7 +270,7 @@ t.test('the browser writes values into .env documents as the service does', asyn
 })
 
 t.test('the browser keeps the line ends and types that a change does not name', async (t) => {
-  const { changeValue } = await load('values.ts')
+  const { changeValue } = await loadValues()
   for (const [before, name, value, after] of [
     ['A=1\nB=2\r\nC=3\n', 'A', 'x', 'A=x\nB=2\r\nC=3\n'],
     ['A=1\r\nB="l1\nl2"\nC=3\r\n', 'C', undefined, 'A=1\r\nB="l1\nl2"\n'],
@@ -309,7 +317,7 @@ t.test('an import in the browser keeps the other names of a JSON document, and t
 })
 
 t.test('many names of an .env document are changed together as one by one', async (t) => {
-  const { changeValues, changeValue, readValues } = await load('values.ts')
+  const { changeValues, changeValue, readValues } = await loadValues()
   const document = '# mine\r\nA=1\r\nB="two" # b\r\nC:\n'
   const values = [...VALUES, ...Array.from({ length: 30 }, (_, i) => String(i))]
   const set = Object.fromEntries(values.map((value, i) => [`N${i}`, value] as const))
