@@ -2,12 +2,13 @@ import { effect, signal } from '@preact/signals'
 import { accessToken, BASE, patientFetch, shortToken, unreachable } from './auth.ts'
 import { parseJson } from '../src/rules/documents/json.ts'
 import { place } from './router.ts'
-import { textOf, type Operation } from './operations.ts'
+import texts from '../dist/openapi-operations.json'
 import type { components, operations } from '../dist/openapi-types.d.ts'
 
 // The only place that calls the API. Its types are generated from openapi.yaml.
 
 export type Schemas = components['schemas']
+export type Operation = keyof operations & keyof typeof texts
 
 type Parameters<O extends Operation> = operations[O]['parameters']
 type In<P, K extends string> = P extends { [k in K]?: infer V } ? NonNullable<V> : Record<never, never>
@@ -76,7 +77,7 @@ const withoutSecrets = (body: object): string => JSON.stringify(body, (name, val
 /** Calls an operation. Waits after a 429, and throws `ApiError` for other errors. */
 export async function call<O extends Operation> (operation: O, request: Request<O> = {}): Promise<Reply<O>> {
   const { path = {}, query = {}, body: content, json = JSON.stringify(content), etag, dangerous, accept = 'application/json' } = request
-  const [method = '', template = ''] = textOf(operation).split(' ')
+  const [method = '', template = ''] = texts[operation].split(' ')
   const url = BASE.href.slice(0, -1) + template.replace(/\{(\w+)\}/g, (_, name: string) =>
     encodeURIComponent((path as Record<string, string>)[name] ?? '')) + queryOf(query)
   const headers: Record<string, string> = { accept }

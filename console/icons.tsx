@@ -1,17 +1,14 @@
 import {
-  Check, ChevronRight, Copy, Ellipsis, Eye, EyeOff, History, KeyRound, Layers, Menu, Pencil, Plus, RotateCcw,
-  ScrollText,
-  Search, Settings, Trash2, TrendingUp, User, UserPlus, Users, Vault, Workflow, X, type IconNode
+  ChevronRight, Copy, Eye, EyeOff, History, KeyRound, Layers, Menu, Pencil, ScrollText, Search, Trash2, TrendingUp, User,
+  Users, Vault, Workflow, X, type IconNode
 } from 'lucide'
 import { h } from 'preact'
 
 // Icons decorate: a control with an icon alone has a text for screen readers.
 
 const ICONS = {
-  check: Check,
   step: ChevronRight,
   copy: Copy,
-  more: Ellipsis,
   show: Eye,
   hide: EyeOff,
   history: History,
@@ -19,15 +16,11 @@ const ICONS = {
   levels: Layers,
   menu: Menu,
   edit: Pencil,
-  add: Plus,
-  undo: RotateCcw,
   log: ScrollText,
   search: Search,
-  settings: Settings,
   remove: Trash2,
   usage: TrendingUp,
   person: User,
-  invite: UserPlus,
   people: Users,
   vault: Vault,
   workload: Workflow,

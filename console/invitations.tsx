@@ -4,13 +4,10 @@ import { titleOf, type Level } from './levels.ts'
 import { chosenPart, partInWords, PartPicker } from './part-picker.tsx'
 import { can } from './rights.ts'
 import { scopesOfRoles } from './scopes.ts'
-import { ROLES, roleName } from './session.ts'
-import { Act, Check, Dialog, Field, Form, List, may, saying, Section, Table, Time, useList, type Fields } from './ui.tsx'
+import { PROJECT_ROLE_OPTIONS, ROLE_OPTIONS, roleName } from './session.ts'
+import { Act, Check, Field, Form, InDialog, List, saying, Section, Table, Time, useList, type Fields } from './ui.tsx'
 
 type Role = Schemas['Role']
-
-const OPTIONS = Object.entries(ROLES)
-const PLACE_OPTIONS = OPTIONS.filter(([role]) => role !== 'billing_manager' && role !== 'guest')
 
 /** The scopes for an invitation, which gives the role in the organization and that in a place. */
 const scopesFor = (role: string, placeRole: string | null | undefined): readonly string[] => placeRole == null
@@ -32,7 +29,7 @@ export function Invitations ({ organization }: { organization: string }) {
           <Table
             label='Open invitations' head={['Address', 'Role', 'Until', 'Change']}
             rows={found.map(({ id, attributes: { email, role, place, place_role, expires_at } }) => [
-              id, email, place_role === null ? roleName(role) : `${roleName(place_role)} in ${place === null ? 'a deleted place' : partInWords(place.project, place)}`, <Time at={expires_at} />, (
+              id, email, place_role === null ? roleName(role) : `${roleName(place_role)} in ${place === null ? 'a deleted place' : partInWords(place)}`, <Time at={expires_at} />, (
               <>
                 <Act name='invitation.send' description={email} run={send(id, role, place_role)} />
                 <Act name='invitation.withdraw' description={email} run={withdraw(id, email)} />
@@ -71,25 +68,23 @@ function InviteForm ({ organization, at, done }: { organization: string, at?: Le
       )}
       {!isWhole && at === undefined && <PartPicker organization={organization} none='Choose one' inherits />}
       {isWhole
-        ? <Field key='whole' label='Role in the organization' name='role' value='member' options={OPTIONS} />
-        : <Field key='place' label='Role there' name='role' value='member' options={PLACE_OPTIONS} />}
+        ? <Field key='whole' label='Role in the organization' name='role' value='member' options={ROLE_OPTIONS} />
+        : <Field key='place' label='Role there' name='role' value='member' options={PROJECT_ROLE_OPTIONS} />}
     </Form>
   )
 }
 
 /** A button that invites a colleague to the level of the page. */
 export function InviteHere ({ level }: { level: Level }) {
-  const [isOpen, setOpen] = useState(false)
-  if (!may('member.invite', {}) || !can(['team:update'], {})) return null
+  if (!can(['team:update'], {})) return null
   return (
-    <>
-      <button type='button' class='plain' onClick={() => setOpen(true)}>Invite a colleague here…</button>
-      {isOpen && (
-        <Dialog title={`Invite a colleague to ${titleOf(level)}`} close={() => setOpen(false)}>
+    <InDialog name='member.invite' label='Invite a colleague here' kind='plain' at={{}} title={`Invite a colleague to ${titleOf(level)}`}>
+      {(close) => (
+        <>
           <p>The person sees nothing else of the organization.</p>
-          <InviteForm organization={level.organization} at={level} done={() => setOpen(false)} />
-        </Dialog>
+          <InviteForm organization={level.organization} at={level} done={close} />
+        </>
       )}
-    </>
+    </InDialog>
   )
 }

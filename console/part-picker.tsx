@@ -66,11 +66,15 @@ function LevelField ({ organization, project }: { organization: string, project:
   )
 }
 
-/** A restriction in words; `whole`: the name of the level above its target. */
-export const partInWords = (
-  whole: string, { target, environment, except_status, inherited }: Omit<Schemas['TeamRestriction'], 'project'>
-): string => [whole, target, environment].filter(Boolean).join(' / ') +
+type Part = Schemas['TeamRestriction'] & { project?: string }
+
+export const partInWords = ({ project, target, environment, except_status, inherited }: Part): string =>
+  ([project, target, environment].filter(Boolean).join(' / ') || 'the project') +
   (except_status === undefined ? '' : `, but not ${except_status}`) + (inherited === true ? ', with values from above' : '')
+
+/** Restrictions in words; `whole`: what is reached without any. */
+export const partsInWords = (parts: readonly Part[], whole: string): string =>
+  parts.length === 0 ? whole : [...new Set(parts.map(partInWords))].join('; ')
 
 /** The restriction that a person has chosen; empty for the whole project. */
 export function chosenPart ({ level = '', inherited, except_status = '' }: Fields) {

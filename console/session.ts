@@ -36,8 +36,7 @@ async function checkRole () {
 }
 effect(() => { if (refusals.value > 0) checkRole().catch(() => {}) })
 
-/** The roles, in words. */
-export const ROLES: Record<Schemas['Role'], string> = {
+const ROLES: Record<Schemas['Role'], string> = {
   owner: 'Owner: everything, also billing and the deletion of the organization',
   administrator: 'Administrator: everything but billing and the deletion of the organization',
   developer: 'Developer: reads and changes secrets, targets and environments, restores versions',
@@ -47,4 +46,7 @@ export const ROLES: Record<Schemas['Role'], string> = {
   api_user: 'API user: reads encrypted documents only',
   guest: 'Guest: only what teams give, such as one environment'
 }
+export const ROLE_OPTIONS = Object.entries(ROLES)
+/** Roles in projects: a billing manager and a guest have nothing to do there. */
+export const PROJECT_ROLE_OPTIONS = ROLE_OPTIONS.filter(([role]) => role !== 'billing_manager' && role !== 'guest')
 export const roleName = (role: string): string => (ROLES[role as Schemas['Role']] ?? role).split(':')[0]!

@@ -1,7 +1,7 @@
 import { signal } from '@preact/signals'
 import { createContext, type ComponentChildren } from 'preact'
 import { useContext, useEffect, useLayoutEffect, useId, useRef, useState } from 'preact/hooks'
-import { ACTIONS, HELP, NEEDS, type Action } from './actions.ts'
+import { actionOf, HELP, type Action } from './actions.ts'
 import { ApiError, curlOf, sent } from './api.ts'
 import { Icon, type IconName } from './icons.tsx'
 import { can } from './rights.ts'
@@ -66,13 +66,13 @@ function useRun<A extends unknown[]> (run: (...values: A) => unknown) {
 interface Look { name: Action, label?: string, description?: string, kind?: '' | 'main' | 'danger' | 'plain', icon?: IconName, at?: Partial<Place> }
 
 /** Whether the person has the scopes of an action. */
-export const may = (name: Action, at?: Partial<Place>): boolean => can(NEEDS[name] ?? [], at)
+export const may = (name: Action, at?: Partial<Place>): boolean => can(actionOf(name).needs, at)
 
 /**
  * A button of an action. While the action runs the button is busy, and an error appears beside it. Not shown to a
  * person who lacks the scopes. `more`: other attributes.
  */
-export function Act ({ name, run, label = ACTIONS[name], description, kind = '', icon, at, more }: Look & { run: () => unknown, more?: object }) {
+export function Act ({ name, run, label = actionOf(name).text, description, kind = '', icon, at, more }: Look & { run: () => unknown, more?: object }) {
   const { busy, error, start } = useRun(icon === undefined
     ? run
     : async () => {
@@ -134,7 +134,7 @@ export function Form ({ name, run, label, children, kind = 'main', keep = false,
     <form ref={form} data-action={name} onSubmit={(event) => { event.preventDefault(); start() }} noValidate={false}>
       <FormProblem.Provider key={count} value={error}>{children}</FormProblem.Provider>
       {!isElsewhere && <Problem error={error} />}
-      <button type='submit' class={kind} data-action={name} aria-disabled={busy}>{label ?? ACTIONS[name]}</button>
+      <button type='submit' class={kind} data-action={name} aria-disabled={busy}>{label ?? actionOf(name).text}</button>
       {busy && <Progress text='Working…' />}
     </form>
   )
@@ -224,7 +224,7 @@ export function InDialog ({ name, label, description, title, kind = '', at, more
   return (
     <>
       <button type='button' class={kind} onClick={() => setOpen(true)} {...more}>
-        {label ?? ACTIONS[name]}{description !== undefined && <span class='hidden'> {description}</span>}…
+        {label ?? actionOf(name).text}{description !== undefined && <span class='hidden'> {description}</span>}…
       </button>
       {isOpen && <Dialog title={title} close={close}>{children(close)}</Dialog>}
     </>

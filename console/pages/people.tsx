@@ -1,10 +1,10 @@
 import { useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from '../api.ts'
 import { Invitations } from '../invitations.tsx'
-import { chosenPart, partInWords, PartPicker } from '../part-picker.tsx'
+import { chosenPart, partsInWords, PartPicker } from '../part-picker.tsx'
 import { go } from '../router.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
-import { loadPerson, person, ROLES, roleName } from '../session.ts'
+import { loadPerson, person, PROJECT_ROLE_OPTIONS, ROLE_OPTIONS, roleName } from '../session.ts'
 import {
   Act, changed, Danger, Field, Form, Head, Help, InDialog, Later, List, ListSearch, saying, Section, Show, Table, Time,
   To, useList, useLoad, type Fields
@@ -12,11 +12,6 @@ import {
 
 type Role = Schemas['Role']
 type Member = Schemas['Member']
-type Restriction = Schemas['TeamRestriction']
-
-const ROLE_OPTIONS = Object.entries(ROLES)
-/** Roles in projects: a billing manager and a guest have nothing to do there. */
-const PROJECT_ROLES = ROLE_OPTIONS.filter(([role]) => role !== 'billing_manager' && role !== 'guest')
 
 /** Members, invitations and teams of the organization. */
 export function PeoplePage ({ organization }: { organization: string }) {
@@ -60,7 +55,16 @@ function Teams ({ organization }: { organization: string }) {
   return (
     <>
       <List of={teams} empty='There is no team yet. Create one to give people a role in single projects.'>
-        {(found) => <ul class='list'>{found.map((team) => <TeamItem key={team.id} {...{ organization, team }} reloadTeams={teams.reload} />)}</ul>}
+        {(found) => (
+          <ul class='list'>
+            {found.map(({ id, attributes: { name, member_count, project_count } }) => (
+              <li key={id}>
+                <p><strong>{name}</strong>, {member_count} members, {project_count} projects</p>
+                <Later name='team.show' description={name}><Team {...{ organization, id, name }} reload={teams.reload} /></Later>
+              </li>
+            ))}
+          </ul>
+        )}
       </List>
       <Form name='team.create' run={create}><Field label='Name of the team' name='name' required /></Form>
     </>
@@ -119,10 +123,6 @@ function TokensOf ({ organization, member, name }: { organization: string, membe
   )
 }
 
-const placesOf = (restrictions: readonly Restriction[]): string => restrictions.length === 0
-  ? 'the whole project'
-  : restrictions.map((part) => partInWords(part.target === undefined ? 'the project' : '', part)).join('; ')
-
 /** What a member can see and do, by the role in the organization and by teams. */
 function Access ({ organization, member, name }: { organization: string, member: string, name: string }) {
   const [more, setMore] = useState<Schemas['MemberAccessAttributes']['projects']>([])
@@ -143,7 +143,7 @@ function Access ({ organization, member, name }: { organization: string, member:
               label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
               rows={[...projects, ...more].flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
                 `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
-                wordsOfScopes(scopes), placesOf(restrictions)
+                wordsOfScopes(scopes), partsInWords(restrictions, 'the whole project')
               ] as const))}
             />
           )}
@@ -154,19 +154,8 @@ function Access ({ organization, member, name }: { organization: string, member:
   )
 }
 
-function TeamItem ({ organization, team: { id, attributes: { name, member_count, project_count } }, reloadTeams }: {
-  organization: string, team: Schemas['Team'], reloadTeams: () => Promise<void>
-}) {
-  return (
-    <li>
-      <p><strong>{name}</strong>, {member_count} members, {project_count} projects</p>
-      <Later name='team.show' description={name}><OpenTeam {...{ organization, id, name, reloadTeams }} /></Later>
-    </li>
-  )
-}
-
-/** The members and projects of a team. */
-function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization' | 'id' | 'name', string> & { reloadTeams: () => Promise<void> }) {
+/** The members and projects of a team. `reload`: loads the list of teams. */
+function Team ({ organization, id, name, reload }: Record<'organization' | 'id' | 'name', string> & { reload: () => Promise<void> }) {
   const path = { organization, team: id }
   const dangerous = ['team:update']
   const loaded = useLoad(async () => {
@@ -190,7 +179,7 @@ function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization
     saying(call('removeTeamMember', { path: { ...path, member }, dangerous }), `${name} left the team.`)
   const removeProject = (project: string, name: string) => async () =>
     saying(call('removeTeamProject', { path: { ...path, project }, dangerous }), `The team has no role in ${name} any more.`)
-  const remove = async () => { await call('deleteTeam', { path }); await reloadTeams(); changed(`Deleted the team ${name}.`) }
+  const remove = async () => { await call('deleteTeam', { path }); await reload(); changed(`Deleted the team ${name}.`) }
   return (
     <Show of={loaded}>
       {(team) => (
@@ -209,12 +198,12 @@ function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization
           <Table
             label={`Projects of ${name}`} head={['Project', 'Role', 'Where', 'Change']} empty='No project yet.'
             rows={team.projects.map(({ id, slug, name, role, restrictions }) => [
-              id, name, roleName(role), placesOf(restrictions), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
+              id, name, roleName(role), partsInWords(restrictions, 'the whole project'), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
             ])}
           />
           <Form name='team-project.set' run={setProject}>
             <Later name='part.choose'><PartPicker organization={organization} none='Choose one' inherits /></Later>
-            <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLES} />
+            <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLE_OPTIONS} />
             <Field label='Production' name='except_status' options={[['', 'Included'], ['production', 'Without environments in production']]} />
           </Form>
           <Danger name='team.delete' title={`Delete the team ${name}?`} description={name} run={remove}>

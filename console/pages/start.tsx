@@ -4,7 +4,7 @@ import { checkOf, newKey } from '../../src/client/keys.ts'
 import { holdKey } from '../held-keys.ts'
 import { storeDocument } from '../levels.ts'
 import { FileField } from '../import.tsx'
-import { partInWords } from '../part-picker.tsx'
+import { partsInWords } from '../part-picker.tsx'
 import { can, canSomewhere, rights } from '../rights.ts'
 import { go } from '../router.ts'
 import { NewKeyString } from '../secrets.tsx'
@@ -106,7 +106,7 @@ function Projects ({ organization }: { organization: string }) {
           label='Parts of projects' head={['Project', 'Your part']}
           rows={parts.map(({ id, slug, name, rights }) => [
             id, <To to={{ page: 'matrix', organization, project: slug }}>{name}</To>,
-            [...new Set(rights.flatMap(({ restrictions }) => restrictions.map((part) => partInWords(part.target === undefined ? 'everything' : '', part))))].join('; ')
+            partsInWords(rights.flatMap(({ restrictions }) => restrictions), 'the project')
           ])}
         />
       )}

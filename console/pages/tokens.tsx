@@ -1,7 +1,7 @@
 import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { BASE } from '../auth.ts'
-import { chosenPart, partInWords, PartPicker } from '../part-picker.tsx'
+import { chosenPart, partsInWords, PartPicker } from '../part-picker.tsx'
 import { ALL_SCOPES, scopesOf, wordsOfScopes, type Ability } from '../scopes.ts'
 import {
   Act, changes, Check, Danger, Field, Form, Head, Help, InDialog, Later, List, ListSearch, say, saying, Section, Table,
@@ -80,7 +80,7 @@ function cellsOf ({ name, description, abilities, restrictions, owner, expires_a
     preset === undefined
       ? abilities.length < 4 ? words : <details><summary>{abilities.length} permissions</summary>{words}</details>
       : preset === 'Full' ? 'everything' : preset,
-    restrictions.length === 0 ? 'the whole organization' : restrictions.map(({ project, ...part }) => partInWords(project, part)).join('; '),
+    partsInWords(restrictions, 'the whole organization'),
     <>{created_by?.name ?? 'the operator'}{owner === 'organization' && <small>belongs to the organization</small>}</>,
     <span class={isEnding ? 'attention' : ''}><Time at={expires_at} /></span>,
     <Time at={token.last_used_at} />

@@ -1,7 +1,7 @@
 import { useContext, useState } from 'preact/hooks'
 import { ApiError, call, type Schemas } from '../api.ts'
 import { BASE } from '../auth.ts'
-import { chosenPart, partInWords, PartPicker } from '../part-picker.tsx'
+import { chosenPart, partsInWords, PartPicker } from '../part-picker.tsx'
 import { can } from '../rights.ts'
 import { ALL_SCOPES, wordsOfScopes, type Ability } from '../scopes.ts'
 import {
@@ -53,9 +53,7 @@ export function WorkloadsPage ({ organization }: { organization: string }) {
   )
 }
 
-const whereOf = ({ restrictions }: Rule): string => restrictions.length === 0
-  ? 'the whole organization'
-  : restrictions.map(({ project, ...part }) => partInWords(project, part)).join('; ')
+const whereOf = ({ restrictions }: Rule): string => partsInWords(restrictions, 'the whole organization')
 
 const cellsOf = (rule: Rule) => [
   <><strong>{rule.name}</strong>{rule.description && <small>{rule.description}</small>}</>,

@@ -10,7 +10,7 @@ import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { STYLE } from '../../src/http/pages/style.ts'
 import { documentError, readDocument } from '../../src/rules/documents/read.ts'
 import { changeNames } from '../../src/rules/editing/change.ts'
-import { load } from '../helpers/console.ts'
+import { load, operationsOfConsole } from '../helpers/console.ts'
 import { operationsIn } from '../helpers/contract.ts'
 import { texts } from '../helpers/texts.ts'
 import { VALUES } from '../readers/values.ts'
@@ -87,9 +87,8 @@ t.test('the operations of the console are those of openapi.yaml', async (t) => {
   const { paths } = parse(readFileSync('openapi.yaml', 'utf8')) as { paths: Record<string, Record<string, { operationId: string, deprecated?: boolean }>> }
   const published = new Map(Object.entries(paths).flatMap(([path, methods]) =>
     Object.entries(operationsIn(methods)).map(([method, { operationId, deprecated }]) => [operationId, { text: `${method.toUpperCase()} ${path}`, deprecated }] as const)))
-  const { OPERATIONS, textOf } = await load('operations.ts')
-  for (const operation of OPERATIONS) {
-    t.equal(textOf(operation), published.get(operation)?.text, operation)
+  for (const [operation, text] of operationsOfConsole()) {
+    t.equal(text, published.get(operation)?.text, operation)
     t.not(published.get(operation)?.deprecated, true, operation)
   }
   for (const name of sources.filter((name) => name !== 'auth.ts' && name !== 'api.ts')) {

@@ -2,15 +2,14 @@ import type { Browser, Locator, Page } from 'playwright-core'
 import type { Test } from 'tap'
 import { startIsolatedApp, type Caller, type TestApp } from './app.ts'
 import { accessibilityProblems, openWindow } from './browser.ts'
-import { load } from './console.ts'
+import { operationsOfConsole } from './console.ts'
 import { makePerson, type Person } from './people.ts'
 
 // The console in a window of Chromium.
 
-export const { OPERATIONS, textOf } = await load('operations.ts') as { OPERATIONS: string[], textOf (name: string): string }
 /** Operations by the pattern of their requests. */
-const PATTERNS = OPERATIONS.map((operation) => {
-  const [method = '', path = ''] = textOf(operation).split(' ')
+const PATTERNS = [...operationsOfConsole()].map(([operation, text]) => {
+  const [method = '', path = ''] = text.split(' ')
   const pattern = new RegExp(`^${path.replace(/\{\w+\}/g, '[^/]+')}$`)
   return { operation, method, pattern, parameters: path.split('{').length }
 }).sort((a, b) => a.parameters - b.parameters)
