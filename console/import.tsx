@@ -81,7 +81,7 @@ const DIFFERENCES: Record<Warning['reason'], string> = {
   unreadable: 'the text does not parse.'
 }
 
-function Warnings ({ warnings = [], warnings_more: more = 0 }: Pick<ImportPlan, 'warnings' | 'warnings_more'>) {
+function Warnings ({ warnings = [], warnings_more: more = 0 }: ImportPlan) {
   if (warnings.length === 0) return null
   return (
     <div class='warnings' role='status'>
@@ -180,10 +180,11 @@ async function planImport (
   return { names, etag, warnings, warnings_more, parts: [store] }
 }
 
-/** The values of a text to import. Throws an error with a sentence, also if the browser cannot read them but has to. */
+/** The values of a text to import, and warnings. `isWhole`: the browser need not read the values. */
 function valuesIn (format: Format, text: string, project: Project, isWhole = false) {
   requireParsed(format, text)
-  const notes = warningsIn(format, text)
+  const { refused, notes } = differencesIn(format, text)
+  if (refused) throw new Error(`Line ${refused.line}: ${DIFFERENCES[refused.reason]}`)
   const values = readValues(format, text)
   if (values === undefined && !isWhole) throw new Error(`The browser cannot read names from this text. Give it in the format of the project, ${project.format}.`)
   return { values: values ?? new Map<string, string>(), notes }
@@ -250,11 +251,4 @@ async function planInBrowser (
     etag,
     parts: [async (etag) => (await storeDocument(level, after, etag, true)).etag]
   }
-}
-
-/** The warnings about a text that the browser reads. Throws an error with a sentence if the text is not imported. */
-function warningsIn (format: Format, text: string): Pick<ImportPlan, 'warnings' | 'warnings_more'> {
-  const { listed, refused, more } = differencesIn(format, text)
-  if (refused) throw new Error(`Line ${refused.line}: ${DIFFERENCES[refused.reason]}`)
-  return { warnings: listed, warnings_more: more }
 }

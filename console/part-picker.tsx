@@ -2,9 +2,29 @@ import { useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from './api.ts'
 import { columnsOf, levelOf, type Column, type Level } from './levels.ts'
 import { inOrder, rights } from './rights.ts'
-import { Field, Show, useLoad, type Fields, type Option } from './ui.tsx'
+import { wordsOfScopes, type Ability } from './scopes.ts'
+import { Check, Field, Show, useLoad, type Fields, type Option } from './ui.tsx'
 
-// The choice of a part of the hierarchy, for restrictions of tokens and of teams, and for filters.
+// What tokens, rules and teams may do and where: the choice of scopes and of a part of the hierarchy, and their words.
+
+/** A box for each of the scopes. */
+export const ScopeChoices = ({ of, chosen, choose }: {
+  of: readonly Ability[], chosen: readonly Ability[], choose: (chosen: Ability[]) => void
+}) => (
+  <div class='choices'>
+    {of.map((scope) => (
+      <Check
+        key={scope} name='scope' value={scope} label={scope} checked={chosen.includes(scope)}
+        onChange={(isOn) => choose(isOn ? [...chosen, scope] : chosen.filter((one) => one !== scope))}
+      />
+    ))}
+  </div>
+)
+
+/** The scopes of a token or a rule in the cell of a table. */
+export const ScopesInWords = ({ of }: { of: readonly Ability[] }) => of.length < 4
+  ? <>{wordsOfScopes(of)}</>
+  : <details><summary>{of.length} permissions</summary>{wordsOfScopes(of)}</details>
 
 /** The projects of the organization, also those of which the person sees only a part. */
 async function projectsOf (organization: string): Promise<Option[]> {

@@ -17,13 +17,19 @@ export const rights = signal<Rights | null>(null)
 /** Loads the rights of a member. An owner may do everything. */
 export async function loadRights (organization: string, member: string, role: string | undefined) {
   if (role === 'owner') { rights.value = { organization, scopes: null, projects: [] }; return }
-  let scopes: readonly Ability[] = []
+  rights.value = { organization, ...await accessOf(organization, member) }
+}
+
+/** What a member can see and do, by the role in the organization and by teams. */
+export async function accessOf (organization: string, member: string): Promise<Access> {
+  let own: Access | undefined
   const { found: projects } = await firstPages(async (page) => {
-    const { data, meta } = (await call('getMemberAccess', { path: { organization, member }, query: { page, per_page: 25 } })).data
-    scopes = data.attributes.scopes
-    return { data: data.attributes.projects, meta }
+    const path = { organization, member }
+    const { data, meta } = (await call('getMemberAccess', { path, query: { page, per_page: 25 } })).data
+    own = data.attributes
+    return { data: own.projects, meta }
   })
-  rights.value = { organization, scopes, projects }
+  return { ...own!, projects }
 }
 
 type Column = Schemas['MatrixLevel']

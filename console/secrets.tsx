@@ -7,7 +7,7 @@ import { forgetKey, heldKey, holdKey, isOpen } from './held-keys.ts'
 import { callLevel, columnsOf, inBody, levelOf, KINDS, projectPath, storedAt, type Kind, type Level, type State } from './levels.ts'
 import type { Project } from './rights.ts'
 import { place } from './router.ts'
-import { Act, concernsText, Field, Form, FormProblem, Help, Problem, SHOWN_MS, type Fields } from './ui.tsx'
+import { Act, Check, concernsText, Field, Form, FormProblem, Help, Problem, SHOWN_MS, type Fields } from './ui.tsx'
 import { escapeValue, needsEscapes, present, readValues, shownName, unescapeValue, type Format, type Values } from './values.ts'
 
 // Values on the page: hidden until they are asked for, and hidden again after 30 seconds, when the tab is hidden and
@@ -150,10 +150,7 @@ export function ValueField ({ label, value, change, rows = 3 }: {
       </label>
       {problem !== '' && <p class='problem' role='alert'>{problem}</p>}
       {isRefused && <Problem error={refusal} />}
-      <label class='check'>
-        <input type='checkbox' checked={isEscaped} onChange={(event) => toggle((event.target as HTMLInputElement).checked)} />
-        <span>Write escapes: {'\\t \\r \\n \\\\ \\u{feff}'}</span>
-      </label>
+      <Check name='escapes' label={'Write escapes: \\t \\r \\n \\\\ \\u{feff}'} checked={isEscaped} onChange={toggle} />
     </div>
   )
 }

@@ -1,4 +1,4 @@
-import { emptyEntries, UnreadableDocument } from '../src/rules/documents/entries.ts'
+import { compareEntries, emptyEntries, UnreadableDocument, type Comparison } from '../src/rules/documents/entries.ts'
 import { readJsonDocument } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
 import { readEnv, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
@@ -38,6 +38,7 @@ export function unescapeValue (text: string): string {
 
 export type Format = 'env' | 'json' | 'yaml' | 'text'
 export type Values = Map<string, string>
+export type { Comparison }
 
 /** A value that was there when the page was loaded. Throws an error with a sentence for people if it is gone. */
 export function present (value: string | undefined): string {
@@ -88,9 +89,9 @@ export function differencesIn (format: Format, text: string) {
   const { assignments } = format === 'env' ? read(format, source) : {}
   const found = assignments ? envDifferences(source, assignments) : []
   const at = ({ offset, name, reason }: Difference) => ({ ...positionAt(source, offset), name, reason })
-  const refused = found.find(({ reason }) => isRefused(reason))
-  const listed = found.slice(0, MAX_LISTED).map(at)
-  return { listed, refused: refused && at(refused), more: found.length - listed.length }
+  const warnings = found.slice(0, MAX_LISTED).map(at)
+  const refused = found.filter(({ reason }) => isRefused(reason)).map(at)[0]
+  return { refused, notes: { warnings, warnings_more: found.length - warnings.length } }
 }
 
 /** Whether a text is the JSON of an object or a list. */
@@ -203,13 +204,5 @@ export function changeOf (format: Format, from: string, to: string): NameChange 
 }
 
 /** The names that differ between two documents. */
-export interface Comparison { added: string[], changed: string[], removed: string[] }
-
-/** The names that a text adds to, changes in and removes from another one. */
-export function compareValues (from: Values, to: Values): Comparison {
-  return {
-    added: [...to.keys()].filter((name) => !from.has(name)).sort(),
-    changed: [...to.keys()].filter((name) => from.has(name) && from.get(name) !== to.get(name)).sort(),
-    removed: [...from.keys()].filter((name) => !to.has(name)).sort()
-  }
-}
+export const compareValues = (from: Values, to: Values): Comparison => compareEntries(entriesOf(from), entriesOf(to))
+const entriesOf = (values: Values) => Object.assign(emptyEntries(), Object.fromEntries(values))

@@ -2,6 +2,7 @@ import { useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from '../api.ts'
 import { Invitations } from '../invitations.tsx'
 import { chosenPart, partsInWords, PartPicker } from '../part-picker.tsx'
+import { accessOf } from '../rights.ts'
 import { go } from '../router.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
 import { loadPerson, person, PROJECT_ROLE_OPTIONS, ROLE_OPTIONS, roleName } from '../session.ts'
@@ -109,11 +110,9 @@ function Change ({ organization, member: { id, attributes: { name, role: before 
 
 /** The tokens of the organization that a member made: they stay when the member goes. */
 function TokensOf ({ organization, member, name }: { organization: string, member: string, name: string }) {
-  const tokens = useLoad(async () => {
-    const query = { owner: 'organization', created_by: `user:${member}` } as const
-    return (await firstPages(async (page) => (await call('listApiTokens', { path: { organization }, query: { ...query, page, per_page: 100 } })).data, 1))
-  }, [])
-  const { found = [], total = 0 } = tokens.value ?? {}
+  const query = { owner: 'organization', created_by: `user:${member}`, per_page: 100 } as const
+  const tokens = useLoad(async () => (await call('listApiTokens', { path: { organization }, query })).data, [])
+  const { data: found = [], meta: { total } = { total: 0 } } = tokens.value ?? {}
   if (total === 0) return null
   return (
     <div class='attention'>
@@ -123,31 +122,22 @@ function TokensOf ({ organization, member, name }: { organization: string, membe
   )
 }
 
-/** What a member can see and do, by the role in the organization and by teams. */
 function Access ({ organization, member, name }: { organization: string, member: string, name: string }) {
-  const [more, setMore] = useState<Schemas['MemberAccessAttributes']['projects']>([])
-  const [page, setPage] = useState(1)
-  const load = async (page: number) => (await call('getMemberAccess', { path: { organization, member }, query: { page, per_page: 25 } })).data
-  const access = useLoad(() => load(1), [])
-  const showMore = async () => {
-    setMore([...more, ...(await load(page + 1)).data.attributes.projects])
-    setPage(page + 1)
-  }
+  const access = useLoad(() => accessOf(organization, member), [])
   return (
     <Show of={access}>
-      {({ data: { attributes: { role, scopes, projects } }, meta }) => (
+      {({ role, scopes, projects }) => (
         <>
           <p>In every project, as {roleName(role)}: {wordsOfScopes(scopes)}.</p>
           {projects.length > 0 && (
             <Table
               label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
-              rows={[...projects, ...more].flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
+              rows={projects.flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
                 `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
                 wordsOfScopes(scopes), partsInWords(restrictions, 'the whole project')
               ] as const))}
             />
           )}
-          {page < meta.last_page && <Act name='member.access' label='Show more projects' run={showMore} />}
         </>
       )}
     </Show>

@@ -1,8 +1,8 @@
 import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { BASE } from '../auth.ts'
-import { chosenPart, partsInWords, PartPicker } from '../part-picker.tsx'
-import { ALL_SCOPES, scopesOf, wordsOfScopes, type Ability } from '../scopes.ts'
+import { chosenPart, partsInWords, PartPicker, ScopeChoices, ScopesInWords } from '../part-picker.tsx'
+import { ALL_SCOPES, scopesOf, type Ability } from '../scopes.ts'
 import {
   Act, changes, Check, Danger, Field, Form, Head, Help, InDialog, Later, List, ListSearch, say, saying, Section, Table,
   Time, useList, useLoad, type Fields
@@ -73,13 +73,10 @@ export function TokensPage ({ organization }: { organization: string }) {
 function cellsOf ({ name, description, abilities, restrictions, owner, expires_at, created_by, ...token }: Token) {
   const sorted = (scopes: readonly Ability[]) => [...scopes].sort().join()
   const [preset] = Object.entries(PRESETS).find(([, scopes]) => sorted(scopes) === sorted(abilities)) ?? []
-  const words = wordsOfScopes(abilities)
   const isEnding = expires_at !== null && Date.parse(expires_at) < Date.now() + 14 * DAY
   return [
     <>{name} <code>{token.token_prefix}…{token.token_suffix}</code>{description && <small>{description}</small>}</>,
-    preset === undefined
-      ? abilities.length < 4 ? words : <details><summary>{abilities.length} permissions</summary>{words}</details>
-      : preset === 'Full' ? 'everything' : preset,
+    preset === undefined ? <ScopesInWords of={abilities} /> : preset === 'Full' ? 'everything' : preset,
     partsInWords(restrictions, 'the whole organization'),
     <>{created_by?.name ?? 'the operator'}{owner === 'organization' && <small>belongs to the organization</small>}</>,
     <span class={isEnding ? 'attention' : ''}><Time at={expires_at} /></span>,
@@ -143,14 +140,7 @@ function CreateToken ({ organization, done }: { organization: string, done: (cre
         </div>
         <details>
           <summary>Choose each scope</summary>
-          <div class='choices'>
-            {ALL_SCOPES.map((scope) => (
-              <Check
-                key={scope} name='scope' value={scope} label={scope} checked={scopes.includes(scope)}
-                onChange={(isOn) => setAbilities(isOn ? [...scopes, scope] : scopes.filter((one) => one !== scope))}
-              />
-            ))}
-          </div>
+          <ScopeChoices of={ALL_SCOPES} chosen={scopes} choose={setAbilities} />
         </details>
       </fieldset>
       <fieldset>

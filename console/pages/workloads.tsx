@@ -1,11 +1,11 @@
 import { useContext, useState } from 'preact/hooks'
 import { ApiError, call, type Schemas } from '../api.ts'
 import { BASE } from '../auth.ts'
-import { chosenPart, partsInWords, PartPicker } from '../part-picker.tsx'
+import { chosenPart, partsInWords, PartPicker, ScopeChoices, ScopesInWords } from '../part-picker.tsx'
 import { can } from '../rights.ts'
 import { ALL_SCOPES, wordsOfScopes, type Ability } from '../scopes.ts'
 import {
-  Act, Check, Danger, Field, Form, FormProblem, Head, Help, InDialog, List, ListSearch, saying, Show, Table, Time,
+  Act, Danger, Field, Form, FormProblem, Head, Help, InDialog, List, ListSearch, saying, Show, Table, Time,
   useList, useLoad, type Fields, type Option
 } from '../ui.tsx'
 import { areSame, CHECKS, claimsOf, isWorkloadScope, PLATFORMS, rowsOf, rowsOfPlatform, variablesOf, type Row } from '../workloads.ts'
@@ -61,9 +61,7 @@ const cellsOf = (rule: Rule) => [
     {rule.preset === null ? 'Tokens' : PLATFORMS[rule.preset].name} of {rule.issuer}
     <ul class='events'>{rowsOf(rule.claims).map(({ name, value }, i) => <li key={i}><span>{name}</span> {value}</li>)}</ul>
   </>,
-  rule.scopes.length < 4
-    ? wordsOfScopes(rule.scopes)
-    : <details><summary>{rule.scopes.length} permissions</summary>{wordsOfScopes(rule.scopes)}</details>,
+  <ScopesInWords of={rule.scopes} />,
   whereOf(rule),
   rule.enabled ? 'Enabled' : <span class='attention'>Disabled</span>
 ] as const
@@ -174,14 +172,7 @@ function RuleForm ({ name, organization, before, save, close }: {
         <legend>What may it do?</legend>
         <details>
           <summary>{wordsOfScopes(scopes)}</summary>
-          <div class='choices'>
-            {ALL_SCOPES.filter((one) => isWorkloadScope(one) && (can([one]) || scopes.includes(one))).map((scope) => (
-              <Check
-                key={scope} name='scope' value={scope} label={scope} checked={scopes.includes(scope)}
-                onChange={(isOn) => setScopes(isOn ? [...scopes, scope] : scopes.filter((one) => one !== scope))}
-              />
-            ))}
-          </div>
+          <ScopeChoices of={ALL_SCOPES.filter((one) => isWorkloadScope(one) && (can([one]) || scopes.includes(one)))} chosen={scopes} choose={setScopes} />
         </details>
       </fieldset>
       <fieldset>
