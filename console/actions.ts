@@ -59,7 +59,6 @@ export const ACTIONS = {
   'key.rotate': ['Rotate key', 'key:rotate'],
   'key.custody': ['Change who holds the key', 'key:rotate', 'project:update'],
   'key.refresh': 'Refresh progress',
-  'part.choose': 'Choose a project',
   'token.create': ['Create token', 'api-token:create'],
   'token.ending': 'Show them',
   'token.rotate': ['Rotate', 'api-token:create', 'api-token:update'],

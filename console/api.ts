@@ -38,7 +38,6 @@ export interface Reply<O extends Operation> {
   data: Answer<O>, etag?: string | undefined, headers: Headers, text: string
 }
 
-/** An error of the API, in its words. */
 export class ApiError extends Error {
   status: number
   code: string
@@ -70,7 +69,6 @@ const MAX_SENT = 30
 effect(() => { if (place.value !== undefined) sent.value = [] })
 const SECRET_FIELDS = new Set('plaintext content set encryption_key key_proof key_check secrets versions token'.split(' '))
 
-/** The body with secret fields left out. */
 const withoutSecrets = (body: object): string => JSON.stringify(body, (name, value: unknown) =>
   SECRET_FIELDS.has(name) ? (name === 'set' ? Object.fromEntries(Object.keys(value as object).map((key) => [key, '…'])) : '…') : value)
 
@@ -134,7 +132,6 @@ function queryOf (query: object): string {
   return pairs.length === 0 ? '' : `?${new URLSearchParams(pairs.map(([name, value]) => [name, String(value)]))}`
 }
 
-/** A request as a command for a shell. The token comes from the environment. */
 export function curlOf ({ method, url, headers, body }: Sent): string {
   const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`
   const parts = ['-X', method, quoted(url), '-H', '"Authorization: Bearer $STRONGROOM_TOKEN"']

@@ -6,7 +6,6 @@ import { CONSOLE_CLIENT, DAILY_SCOPES, PRIVILEGED_SECONDS } from '../schemas/con
 
 /** The address of the service, with a slash at its end. This module is served as `console/main-….js`. */
 export const BASE = new URL('..', import.meta.url)
-/** The path of this application. */
 export const HOME = `${BASE.pathname}console`
 const REDIRECT = new URL('console/', BASE).href
 const CHANNEL = 'strongroom-console-sign-in'
@@ -22,7 +21,6 @@ const MAX_ATTEMPTS = 5
 const MAX_WAIT_SECONDS = 90
 const MAX_REQUEST_MS = 5 * 60 * 1000
 
-/** For a request without an answer. */
 export function unreachable (): never {
   throw new Error('The service cannot be reached. Check the connection and try again.')
 }

@@ -188,7 +188,6 @@ export function NameHistory ({ level, project, name }: At & { name: string }) {
   )
 }
 
-/** The names and levels of a project. */
 export interface Grid { project: Project, columns: readonly Column[], rows: readonly Row[] }
 
 /** A cell of the matrix: what it means, its value, and its changes. Without a name: a new name at a level. */

@@ -5,7 +5,6 @@ import { useLayoutEffect, useRef, useState } from 'preact/hooks'
 // Long tables: only the rows in sight are in the page, one stop for Tab, and arrow keys from cell to cell.
 
 const NARROW = matchMedia('(max-width: 48rem)')
-/** Whether the window is as narrow as that of a phone. */
 export const isNarrow = signal(NARROW.matches)
 NARROW.addEventListener('change', () => { isNarrow.value = NARROW.matches })
 
@@ -118,6 +117,5 @@ export function useGrid ({ count, columns, height, head, open = -1, extra = 0 }:
 /** A row in the page, or the height of rows that are not. */
 type Part = { row: number } | { gap: number }
 
-/** The rows in sight, with the height of the others. */
 export const rowsOf = (parts: readonly Part[], show: (row: number) => ComponentChildren) => parts.map((part, i) =>
   'row' in part ? show(part.row) : <tr key={`gap ${i}`} aria-hidden='true' class='gap'><td style={{ height: `${part.gap}px` }} /></tr>)

@@ -96,7 +96,6 @@ function Warnings ({ warnings = [], warnings_more: more = 0 }: ImportPlan) {
   )
 }
 
-/** Imports a text into a level. */
 export function Import ({ level, project }: At) {
   const [text, setText] = useState<string | undefined>('')
   const [count, setCount] = useState(0)
@@ -230,7 +229,6 @@ async function planNames (
   }
 }
 
-/** Changes the document in the browser. */
 async function planInBrowser (
   level: Level, project: Project, text: string, format: Format, keeps: boolean
 ): Promise<ImportPlan> {

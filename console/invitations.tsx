@@ -14,7 +14,6 @@ const scopesFor = (role: string, placeRole: string | null | undefined): readonly
   ? scopesOfRoles('member:create', role)
   : [...new Set([...scopesOfRoles('member:create', role, placeRole), 'team:update'])]
 
-/** The open invitations, and the form for another one. */
 export function Invitations ({ organization }: { organization: string }) {
   const path = { organization }
   const invitations = useList(async (page) => (await call('listInvitations', { path, query: { page, per_page: 50 } })).data)
@@ -74,7 +73,6 @@ function InviteForm ({ organization, at, done }: { organization: string, at?: Le
   )
 }
 
-/** A button that invites a colleague to the level of the page. */
 export function InviteHere ({ level }: { level: Level }) {
   if (!can(['team:update'], {})) return null
   return (

@@ -10,7 +10,6 @@ import { changeValues, compareValues, isNestedJson, nestedValues, problemIn, rea
 /** The name that the page of a level shows first, after a search. */
 export const sought = signal('')
 
-/** The names of a level in paths. */
 type Part = string | undefined
 export interface Level { organization: string, project: string, target?: Part, environment?: Part }
 export const KINDS = ['project', 'target', 'environment'] as const
@@ -34,10 +33,8 @@ export const levelPath = ({ organization, project, target, environment }: Level)
   [organization, project, target ?? '', environment ?? ''].join('/')
 export const projectPath = ({ organization, project }: Level): string => `${organization}/${project}`
 
-/** The level in the body of a request. */
 export const inBody = ({ project, target, environment }: Level) =>
   ({ project, ...(target !== undefined && { target }), ...(environment !== undefined && { environment }) })
-/** The level in the body of a request about its history. */
 export const inHistory = (level: Level) => ({ ...inBody(level), level: kindOf(level) })
 
 const WORDS = { project: 'Project', target: 'Target', environment: 'Environment' } as const
@@ -56,7 +53,6 @@ export async function callLevel<V extends Verb> (
 
 /** The ETag and the version of a level: null without a document. */
 export interface State { etag: string | null, version: string | null }
-/** The document of a level. */
 export interface LevelDocument extends State { text: string }
 
 /** The document of a level, as the service stores it or decrypted by the service. */
@@ -111,11 +107,8 @@ const storedVersion = async ({ organization }: Level, version: string) =>
   (await call('getVersion', { path: { organization, version } })).data.data
 
 /**
- * Undoes the last change of a level: restores the document before the change, or deletes the document if the change
- * made it.
- *
- * @param etag the ETag after the change (null: a deletion), so that an undo never overwrites a later change
- * @param versions how many versions the change has recorded
+ * Restores the document before the last change, or deletes the document that the change made. `etag`: after the change
+ * (null: a deletion), so that an undo never overwrites a later change. `versions`: how many the change has recorded.
  */
 export async function undoChange (level: Level, etag: string | null, isClient: boolean, versions = 1): Promise<void> {
   const path = { organization: level.organization }
@@ -170,7 +163,6 @@ async function sendNames (
 // The service names a value in an error by its first characters.
 const MAX_MEMBER = 200
 
-/** Whether an error is about the value of a name in a change. */
 export const isRefused = (error: unknown, name: string): boolean =>
   error instanceof ApiError && Object.hasOwn(error.errors, `set.${name.slice(0, MAX_MEMBER)}`)
 
@@ -185,7 +177,6 @@ export async function changesBetween (
   return before && after ? compareValues(before, after) : null
 }
 
-/** The levels of a project, as columns of the matrix. */
 export async function * columnsOf ({ organization, project }: Level): AsyncGenerator<Column> {
   for (let after: string | null | undefined; after !== null;) {
     const { data: { data, meta } }: Reply<'readProjectMatrix'> = await call('readProjectMatrix', {
@@ -196,7 +187,6 @@ export async function * columnsOf ({ organization, project }: Level): AsyncGener
   }
 }
 
-/** The matrix of a project: its levels as columns, its names as rows. */
 export type Matrix = Schemas['MatrixAttributes']
 export type Column = Matrix['levels'][number]
 export type Row = NonNullable<Matrix['names']>[number]
@@ -204,5 +194,4 @@ export type Cell = Row['cells'][number]
 export const levelOf = ({ organization, slug }: Record<'organization' | 'slug', string>, { target, environment }: Pick<Column, 'target' | 'environment'>): Level =>
   ({ organization, project: slug, target: target ?? undefined, environment: environment ?? undefined })
 
-/** The words of a level of the matrix. */
 export const titleOfColumn = ({ level, name }: Column): string => level === 'project' ? 'Project' : name

@@ -25,7 +25,6 @@ async function namesOf (level: Level, { isClient, format }: Project): Promise<Na
   })
 }
 
-/** The level itself or the one above with the document of this kind. */
 const levelAbove = ({ organization, project, target, environment }: Level, kind: Kind): Level =>
   ({ organization, project, target: kind === 'project' ? undefined : target, environment: kind === 'environment' ? environment : undefined })
 

@@ -52,7 +52,6 @@ export async function projectOf (organization: string, slug: string): Promise<Pr
   return projectIn(organization, slug, data)
 }
 
-/** The project that an answer with levels describes. */
 export function projectIn (
   organization: string, slug: string, { data: { attributes: { project, levels } }, meta }: Schemas['MatrixAnswer']
 ): Project {
@@ -67,7 +66,6 @@ export function inOrder (levels: readonly Column[]): Column[] {
   return [...levels].sort((a, b) => keyOf(a) < keyOf(b) ? -1 : 1)
 }
 
-/** A place: the names of a level in paths. */
 interface At { project?: string | undefined, target?: string | undefined, environment?: string | undefined }
 
 const isInside = ({ target, environment, except_status }: Restriction, at: At): boolean =>

@@ -65,7 +65,6 @@ export const place = signal<Place>(placeOf(HOME))
 
 export function go (to: Partial<Place>) { history.pushState(null, '', pathOf(to)); arrive() }
 
-/** Shows the page of the current address. */
 export function arrive () { place.value = placeOf(location.pathname); window.scrollTo(0, 0) }
 
 window.addEventListener('popstate', arrive)

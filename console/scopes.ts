@@ -3,7 +3,6 @@ import type { Schemas } from './api.ts'
 
 export type Ability = Schemas['Ability']
 
-/** All scopes of openapi.yaml. */
 export const ALL_SCOPES = (abilities as Ability[]).filter((one) => one !== '*')
 
 /** The scopes of a token: `*` is all of them. */

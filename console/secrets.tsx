@@ -18,7 +18,7 @@ const shown = signal<ReadonlyMap<string, string>>(new Map())
 document.addEventListener('visibilitychange', () => { if (document.hidden) shown.value = new Map() })
 effect(() => { if (place.value !== undefined) shown.value = new Map() })
 
-const idOf = (source: string, name: string) => JSON.stringify([source, name])
+const idOf = (source: string, name: string) => `${source}\n${name}`
 
 /** Shows values for 30 seconds. `source` says where they are, such as a level or a version. */
 export function reveal (source: string, values: Iterable<readonly [name: string, value: string]>) {
@@ -32,8 +32,7 @@ const hide = (ids: ReadonlySet<string>) => { shown.value = new Map([...shown.pee
 
 /** Hides a value, or all values of a source. */
 export function conceal (source: string, name?: string) {
-  const start = name === undefined ? `${JSON.stringify([source]).slice(0, -1)},` : idOf(source, name)
-  const ids = [...shown.peek().keys()].filter((id) => name === undefined ? id.startsWith(start) : id === start)
+  const ids = [...shown.peek().keys()].filter((id) => name === undefined ? id.startsWith(idOf(source, '')) : id === idOf(source, name))
   if (ids.length > 0) hide(new Set(ids))
 }
 
@@ -41,7 +40,6 @@ export function conceal (source: string, name?: string) {
 export const revealed = (source: string, name: string): string | undefined => shown.value.get(idOf(source, name))
 
 export type { Project }
-/** A level of a project. */
 export interface At { level: Level, project: Project }
 
 /** Reads the value of one name at a level, with what it inherits. This is a decrypting read. */
@@ -64,14 +62,18 @@ export async function readPath (level: Level, format: Format): Promise<Map<Kind,
   for (const kind of KINDS) {
     const found = data.attributes.levels?.[kind]
     if (found === undefined) continue
-    const values = readValues(format, await openBlob(heldKey(projectPath(level)), found.content))
-    if (values === undefined) throw new Error(`The browser cannot read the names in the document of the ${kind}. Open this level and edit the document as a whole.`)
-    all.set(kind, { ...found, values })
+    const text = await openBlob(heldKey(projectPath(level)), found.content)
+    all.set(kind, { ...found, values: namesIn(format, text, kind) })
   }
   return all
 }
 
-/** A value as people see it. */
+export function namesIn (format: Format, text: string, kind: Kind): Values {
+  const values = readValues(format, text)
+  if (values !== undefined) return values
+  throw new Error(`The browser cannot read the names in the document of the ${kind}. Open this level and edit the document as a whole.`)
+}
+
 export function Value ({ value }: { value: string | undefined }) {
   if (value === undefined) return <span class='hidden-value'><span aria-hidden='true'>••••••••</span><span class='hidden'>Hidden</span></span>
   return <code class='value'>{needsEscapes(value) ? escapeValue(value) : value}{value === '' && <em>(empty)</em>}</code>

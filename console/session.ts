@@ -6,10 +6,9 @@ import { changed } from './ui.tsx'
 
 // The signed-in person and the organizations that this person belongs to.
 
-export interface Person { id: string, name: string, email: string }
 type Membership = Schemas['IncludedOrganization']['attributes']
 
-export const person = signal<Person | null>(null)
+export const person = signal<{ id: string, name: string, email: string } | null>(null)
 export const memberships = signal<readonly Membership[]>([])
 /** The membership in the organization of the page. */
 export const membership = computed(() => memberships.value.find(({ slug }) => slug === place.value.organization))

@@ -14,7 +14,6 @@ import { shownName, type Comparison } from './values.ts'
 export const notice = signal<{ text: string, undo?: (() => Promise<void>) | undefined, isError?: true } | null>(null)
 window.addEventListener('popstate', () => { notice.value = null })
 
-/** Says what happened, and offers to undo it. */
 export const say = (text: string, undo?: () => Promise<void>) => { notice.value = { text, undo } }
 
 /** Counts the changes. After each of them, all that the page shows is loaded again. */
@@ -44,7 +43,6 @@ export function Progress ({ text = 'Loading…' }: { text?: string }) {
   return <p class='late' role='status'>{text}</p>
 }
 
-/** Runs an action, unless it runs already: says whether it runs, and its error. */
 function useRun<A extends unknown[]> (run: (...values: A) => unknown) {
   const [busy, setBusy] = useState(false)
   const [error, setError] = useState<unknown>()
@@ -100,11 +98,9 @@ export function Later ({ children, ...look }: Look & { children: ComponentChildr
 /** The error of the form around a field. */
 export const FormProblem = createContext<unknown>(undefined)
 
+const errorsOf = (error: unknown) => error instanceof ApiError ? Object.entries(error.errors) : []
 /** Says whether an error of the API concerns a field: `restrictions.0.target` concerns `target`. */
 const concerns = (path: string, field: string): boolean => path.split('.').includes(field)
-
-const errorsOf = (error: unknown): [path: string, messages: string[]][] =>
-  error instanceof ApiError ? Object.entries(error.errors) : []
 
 /** Says whether an error concerns a line of the text of a form. */
 export const concernsText = (error: unknown): boolean => error instanceof ApiError && error.details.line !== undefined
@@ -250,7 +246,6 @@ export function Danger ({ name, run, children, kind = 'danger', at, ...look }: L
   )
 }
 
-/** A link within the application. */
 export function To ({ to, children, current = false, more }: {
   to: Partial<Place>, children: ComponentChildren, current?: boolean, more?: object
 }) {
@@ -276,7 +271,6 @@ export function useForgetting (isShown: boolean, forget: () => void) {
     }
   }, [isShown])
 }
-/** How long a revealed value is shown. */
 export const SHOWN_MS = 30_000
 
 /** What a page loads when it opens. While other dependencies load, what is shown stays, and so does the focus. */
@@ -354,7 +348,6 @@ export const Section = ({ title, children, of, at }: {
 }) =>
   of !== undefined && !may(of, at) ? null : <section><h2>{title}</h2>{children}</section>
 
-/** The head of a page. */
 export const Head = ({ title, children }: { title: ComponentChildren, children?: ComponentChildren }) =>
   <div class='head'><h1>{title}</h1>{children}</div>
 
@@ -416,20 +409,15 @@ export function Time ({ at }: { at: string | null | undefined }) {
 
 /** `2026-11-30 03:40`, and the same with seconds and the zone. */
 export function localTime (date: Date): { text: string, title: string } {
-  const east = -date.getTimezoneOffset()
-  const local = new Date(date.getTime() + east * 60_000).toISOString().replace('T', ' ')
-  const two = (number: number) => String(Math.floor(number)).padStart(2, '0')
-  const offset = `UTC${east < 0 ? '−' : '+'}${two(Math.abs(east) / 60)}:${two(Math.abs(east) % 60)}`
+  // The format of Swedish is that of ISO.
+  const local = date.toLocaleString('sv')
+  const [, offset] = date.toLocaleString('en', { timeZoneName: 'longOffset' }).split('GMT')
   const { timeZone } = new Intl.DateTimeFormat().resolvedOptions()
-  return { text: local.slice(0, 16), title: `${local.slice(0, 19)} ${offset}, ${timeZone}` }
+  return { text: local.slice(0, 16), title: `${local} UTC${offset}, ${timeZone}` }
 }
 
 /** The time of a field without a time zone, in the zone of the browser. */
-export function instantOf (local: string): string {
-  const date = new Date(local)
-  if (Number.isNaN(date.getTime())) throw new Error('Enter a date and a time.')
-  return date.toISOString()
-}
+export const instantOf = (local: string): string => new Date(local).toISOString()
 
 export const sizeOf = (bytes: number): string =>
   bytes < 1024 ? `${bytes} bytes` : bytes < 1024 ** 2 ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / 1024 ** 2).toFixed(1)} MiB`
@@ -454,7 +442,6 @@ export function Changes ({ of, none = 'The names cannot be compared.' }: { of: C
   )
 }
 
-/** The requests of the page, as commands. */
 export function Curl () {
   const commands = sent.value.map(curlOf).join('\n')
   return (
@@ -467,7 +454,6 @@ export function Curl () {
   )
 }
 
-/** Lets the browser save a text. */
 export function download (name: string, text: string, type: string) {
   const link = document.createElement('a')
   link.href = URL.createObjectURL(new Blob([text], { type }))

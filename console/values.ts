@@ -94,7 +94,6 @@ export function differencesIn (format: Format, text: string) {
   return { refused, notes: { warnings, warnings_more: found.length - warnings.length } }
 }
 
-/** Whether a text is the JSON of an object or a list. */
 export function isNestedJson (text: string): boolean {
   try {
     const value: unknown = JSON.parse(text)
@@ -102,7 +101,6 @@ export function isNestedJson (text: string): boolean {
   } catch { return false }
 }
 
-/** A change of single names. */
 export interface NameChange { set?: Record<string, string>, unset?: string[] }
 
 export const objectText = (members: readonly (readonly [name: string, json: string])[]): string =>
@@ -203,6 +201,5 @@ export function changeOf (format: Format, from: string, to: string): NameChange 
   } catch { return undefined }
 }
 
-/** The names that differ between two documents. */
 export const compareValues = (from: Values, to: Values): Comparison => compareEntries(entriesOf(from), entriesOf(to))
 const entriesOf = (values: Values) => Object.assign(emptyEntries(), Object.fromEntries(values))

@@ -102,7 +102,6 @@ export const areSame = (rows: readonly Row[], others: readonly Row[]): boolean =
 const textOf = (rows: readonly Row[]): string => JSON.stringify(rows
   .filter(({ value }) => value !== '').map(({ name, kind, value }) => JSON.stringify([name, kind, value])).sort())
 
-/** The claims of the rows with a value. */
 export function claimsOf (rows: readonly Row[]): Claims {
   const found = new Map<string, ClaimValue[]>()
   for (const row of rows) {
@@ -122,7 +121,6 @@ function valueOf ({ name, kind, value }: Row): ClaimValue {
   return kind === 'number' ? Number(text) : text === 'true'
 }
 
-/** The variables of `strongroom` for a rule. */
 export function variablesOf ({ preset, public_id, audience }: Rule, url: string): string {
   const third = preset === 'github-actions'
     ? `STRONGROOM_AUDIENCE=${audience}`

@@ -19,7 +19,6 @@ const PERIODS: readonly Option[] = [
   ['720', 'In the last 30 days'], ['period', 'In a period…']
 ]
 
-/** The audit log. */
 export function AuditPage ({ organization }: { organization: string }) {
   const [filter, setFilter] = useState<Filter>({})
   const [known, setKnown] = useState<ReadonlyMap<string, string>>(new Map())

@@ -12,7 +12,6 @@ type Version = Schemas['Version']
 interface RestorePlan { names: Comparison | null, etag: string | null, isNothing: boolean }
 const PER_PAGE = 25
 
-/** What was changed at a level, by whom and when, and restores of it. */
 export function HistoryPage ({ level, project }: At) {
   const whole = { organization: level.organization, project: level.project }
   return (
@@ -118,7 +117,6 @@ async function planRestore (level: Level, project: Project, version: string): Pr
   return { names: names ?? found.names, etag: found.etag, isNothing: found.change === 'none' }
 }
 
-/** A page of the versions of a level, the newest first. */
 async function versionsOf (level: Level, page = 1) {
   const path = { organization: level.organization }
   return (await call('listVersions', { path, body: { ...inHistory(level), page, per_page: PER_PAGE } })).data

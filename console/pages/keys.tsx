@@ -8,7 +8,6 @@ import { Act, changed, Check, Danger, Field, Form, Help, saying, Section, Show, 
 
 type Policy = 'keep' | 're_encrypt'
 
-/** The key of a project: its holder, its versions, its rotation and the change of its holder. */
 export function KeysPage ({ level, project }: At) {
   return (
     <>
@@ -20,8 +19,8 @@ export function KeysPage ({ level, project }: At) {
       </p>
       <KeyList level={level} />
       {project.isClient
-        ? <KeyGate {...{ level, project }}><RotateClient level={level} /><ToServer level={level} /></KeyGate>
-        : <><KeyString level={level} /><RotateServer level={level} /><ToClient level={level} /></>}
+        ? <KeyGate {...{ level, project }}><Rotate level={level} isClient /><ToServer level={level} /></KeyGate>
+        : <><KeyString level={level} /><Rotate level={level} /><ToClient level={level} /></>}
     </>
   )
 }
@@ -66,57 +65,50 @@ function KeyString ({ level }: { level: Level }) {
   )
 }
 
-const PolicyField = () => (
-  <Field
-    label='Old versions' name='history_policy'
-    options={[['keep', 'Stay under the old key'], ['re_encrypt', 'Are encrypted again with the new key']]}
-  />
-)
-
-function RotateServer ({ level }: { level: Level }) {
-  const rotate = async ({ history_policy }: Fields) => saying(
-    call('rotateEncryptionKey', { path: level, body: { history_policy: history_policy as Policy }, dangerous: ['key:rotate'] })
-  )
-  return (
-    <Section title='Rotate the key' of='key.rotate'>
-      <Help of='rotation' />
-      <Form name='key.rotate' kind='danger' run={rotate}><PolicyField /><Check name='sure' label='Replace the key of this project' required /></Form>
-    </Section>
-  )
-}
-
-/** Encrypts all documents with a new key, and the history too if the person wants that. */
-function RotateClient ({ level }: { level: Level }) {
+function Rotate ({ level, isClient = false }: { level: Level, isClient?: boolean }) {
   const [progress, setProgress] = useState('')
-  const rotate = async ({ history_policy, key_string = '' }: Fields) => {
-    const old = heldKey(projectPath(level))
-    setProgress('Deriving the new key…')
-    const key = await newKey(key_string)
-    const secrets = []
-    for await (const { id, content, etag } of storedDocuments(level)) {
-      secrets.push({ id, etag, content: await sealBlob(key, await openBlob(old, content)) })
-      setProgress(`Encrypted ${secrets.length} documents…`)
-    }
-    const { data } = await call('rotateClientKeys', {
-      path: level,
-      body: { secrets, ...checkOf(key), key_proof: old.proof, history_policy: history_policy as Policy },
-      dangerous: ['key:rotate']
-    })
-    holdKey(projectPath(level), key)
-    if (history_policy === 're_encrypt') await reEncrypt(level, old, key, setProgress)
+  const rotate = async ({ key_string = '', ...fields }: Fields) => {
+    const policy = fields.history_policy as Policy
+    const body = { history_policy: policy }
+    await (isClient
+      ? rotateInBrowser(level, key_string, policy, setProgress)
+      : saying(call('rotateEncryptionKey', { path: level, body, dangerous: ['key:rotate'] })))
     setProgress('')
-    changed(data.message)
   }
   return (
     <Section title='Rotate the key' of='key.rotate'>
       <Help of='rotation' />
       <Form name='key.rotate' kind='danger' run={rotate}>
-        <NewKeyString label='New key string' />
-        <PolicyField /><Check name='kept' label='I have kept the key string' required />
+        {isClient && <NewKeyString label='New key string' />}
+        <Field
+          label='Old versions' name='history_policy'
+          options={[['keep', 'Stay under the old key'], ['re_encrypt', 'Are encrypted again with the new key']]}
+        />
+        <Check name='sure' label={isClient ? 'I have kept the key string' : 'Replace the key of this project'} required />
       </Form>
       {progress !== '' && <p role='status'>{progress}</p>}
     </Section>
   )
+}
+
+/** Encrypts all documents with a new key, and the history too if the person wants that. */
+async function rotateInBrowser (level: Level, keyString: string, policy: Policy, tell: (text: string) => void) {
+  const old = heldKey(projectPath(level))
+  tell('Deriving the new key…')
+  const key = await newKey(keyString)
+  const secrets = []
+  for await (const { id, content, etag } of storedDocuments(level)) {
+    secrets.push({ id, etag, content: await sealBlob(key, await openBlob(old, content)) })
+    tell(`Encrypted ${secrets.length} documents…`)
+  }
+  const { data } = await call('rotateClientKeys', {
+    path: level,
+    body: { secrets, ...checkOf(key), key_proof: old.proof, history_policy: policy },
+    dangerous: ['key:rotate']
+  })
+  holdKey(projectPath(level), key)
+  if (policy === 're_encrypt') await reEncrypt(level, old, key, tell)
+  changed(data.message)
 }
 
 async function reEncrypt (level: Level, old: ClientKey, key: ClientKey, tell: (text: string) => void) {
@@ -138,7 +130,6 @@ async function reEncrypt (level: Level, old: ClientKey, key: ClientKey, tell: (t
   }
 }
 
-/** Gives the key to the server. */
 function ToServer ({ level }: { level: Level }) {
   const change = async ({ encryption_key = '' }: Fields) => saying(
     call('updateProject', { path: level, body: { storage_mode: 'server', encryption_key }, dangerous: ['key:rotate'] }),

@@ -10,7 +10,6 @@ import { KeyGate, ValueField, type At } from '../secrets.tsx'
 import { Act, Check, Danger, download, Empty, Form, may, Section, useForgetting } from '../ui.tsx'
 import { changeOf } from '../values.ts'
 
-/** A level: its names, its document, imports and changes. */
 export function LevelPage ({ level, project }: At) {
   const canRead = can(['secret:read']) && (project.isClient || can(['secret:decrypt']))
   const hasNames = project.format !== 'text' && !(project.isClient && project.format === 'yaml')

@@ -7,11 +7,11 @@ import { MatrixTable, type Filter } from '../matrix-table.tsx'
 import { canSomewhere, inOrder, projectIn, shownProject, type Project } from '../rights.ts'
 import { KeyGate, type At } from '../secrets.tsx'
 import { Act, Empty, Show, To, useLoad } from '../ui.tsx'
+import { LevelTree } from './settings.tsx'
 
-/** What the page shows: a page of names; null: the person may not read them, or there are none. */
+/** A page of names; null: the person may not read them, or there are none. */
 interface Part { project: Project, names: Matrix['names'], total: number }
 
-/** All names of a project as rows, and all levels as columns. */
 export function MatrixPage ({ level, project: known }: At) {
   const { organization, project: slug } = level
   const [asked, setAsked] = useState<Query>({})
@@ -60,11 +60,7 @@ export function MatrixPage ({ level, project: known }: At) {
 const Levels = ({ project }: { project: Project }) => (
   <>
     <Empty>{project.isClient || project.format === 'text' ? 'Only the document of a level as a whole can be shown: open a level.' : 'Your role does not include the names of this project.'}</Empty>
-    <ul class='list'>
-      {project.levels.map(({ id, level, target, environment, name }) => (
-        <li key={id}><To to={{ page: 'level', organization: project.organization, project: project.slug, target: target ?? undefined, environment: environment ?? undefined }}>{name}</To> {level}</li>
-      ))}
-    </ul>
+    <LevelTree project={project} />
   </>
 )
 

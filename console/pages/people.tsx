@@ -14,7 +14,6 @@ import {
 type Role = Schemas['Role']
 type Member = Schemas['Member']
 
-/** Members, invitations and teams of the organization. */
 export function PeoplePage ({ organization }: { organization: string }) {
   const [search, setSearch] = useState('')
   const members = useList(async (page) =>
@@ -192,7 +191,7 @@ function Team ({ organization, id, name, reload }: Record<'organization' | 'id' 
             ])}
           />
           <Form name='team-project.set' run={setProject}>
-            <Later name='part.choose'><PartPicker organization={organization} none='Choose one' inherits /></Later>
+            <PartPicker organization={organization} none='Choose one' inherits />
             <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLE_OPTIONS} />
             <Field label='Production' name='except_status' options={[['', 'Included'], ['production', 'Without environments in production']]} />
           </Form>

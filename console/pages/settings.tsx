@@ -1,13 +1,13 @@
+import type { ComponentChildren } from 'preact'
 import { call } from '../api.ts'
 import { kindOf, levelOf, titleOf, type Level } from '../levels.ts'
-import { can } from '../rights.ts'
+import { can, type Project } from '../rights.ts'
 import { go } from '../router.ts'
 import type { At } from '../secrets.tsx'
 import { Danger, Field, Form, Help, saying, Section, To, changed, type Fields } from '../ui.tsx'
 
 const STATUSES = [['development', 'Development'], ['staging', 'Staging'], ['production', 'Production'], ['local', 'Local']] as const
 
-/** The levels of a project: open, add and delete them, and rename or delete the project. */
 export function SettingsPage ({ level: { organization, project: slug }, project }: At) {
   const { name, levels } = project
   const path = { organization, project: slug }
@@ -28,18 +28,7 @@ export function SettingsPage ({ level: { organization, project: slug }, project 
     <>
       <Section title='Levels'>
         <Help of='level' />
-        <ul class='tree'>
-          {levels.map((column) => {
-            const level = levelOf(project, column)
-            return (
-              <li key={column.id} class={column.level}>
-                <To to={{ page: 'level', ...level }}>{column.name}</To>
-                <span class='soft'>{column.level}{column.status !== null && `, ${column.status}`}{column.etag === null ? ', empty' : column.version === null ? '' : `, version ${column.version}`}</span>
-                {column.level !== 'project' && <DeleteLevel level={level} />}
-              </li>
-            )
-          })}
-        </ul>
+        <LevelTree project={project} tool={(level) => level.target !== undefined && <DeleteLevel level={level} />} />
       </Section>
       <Section title='Add a target' of='target.create'>
         <Help of='target' />
@@ -67,6 +56,19 @@ export function SettingsPage ({ level: { organization, project: slug }, project 
     </>
   )
 }
+
+/** Links to the levels of a project, each with its tool. */
+export const LevelTree = ({ project, tool }: { project: Project, tool?: (level: Level) => ComponentChildren }) => (
+  <ul class='tree'>
+    {project.levels.map((column) => (
+      <li key={column.id} class={column.level}>
+        <To to={{ page: 'level', ...levelOf(project, column) }}>{column.name}</To>
+        <span class='soft'>{column.level}{column.status !== null && `, ${column.status}`}{column.etag === null ? ', empty' : column.version === null ? '' : `, version ${column.version}`}</span>
+        {tool?.(levelOf(project, column))}
+      </li>
+    ))}
+  </ul>
+)
 
 function DeleteLevel ({ level }: { level: Level }) {
   const { organization, project, target = '', environment = '' } = level

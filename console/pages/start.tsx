@@ -12,7 +12,6 @@ import { loadPerson, membership, memberships, roleName } from '../session.ts'
 import { Act, Check, Danger, Empty, Field, Form, Head, Help, List, may, messageOf, Section, Show, Table, Time, To, changed, useList, useLoad, type Fields } from '../ui.tsx'
 import type { Format } from '../values.ts'
 
-/** Organizations, their projects, and invitations of the person. */
 export function StartPage ({ organization }: { organization: string }) {
   const chosen = membership.value
   return (
@@ -120,7 +119,6 @@ function Projects ({ organization }: { organization: string }) {
   )
 }
 
-/** Creates a project, with targets and environments, and with an imported document if the person gives one. */
 function CreateProject ({ organization }: { organization: string }) {
   const [isClient, setClient] = useState(false)
   const [document, setDocument] = useState<string | undefined>('')

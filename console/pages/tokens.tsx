@@ -4,7 +4,7 @@ import { BASE } from '../auth.ts'
 import { chosenPart, partsInWords, PartPicker, ScopeChoices, ScopesInWords } from '../part-picker.tsx'
 import { ALL_SCOPES, scopesOf, type Ability } from '../scopes.ts'
 import {
-  Act, changes, Check, Danger, Field, Form, Head, Help, InDialog, Later, List, ListSearch, say, saying, Section, Table,
+  Act, changes, Check, Danger, Field, Form, Head, Help, InDialog, List, ListSearch, say, saying, Section, Table,
   Time, useList, useLoad, type Fields
 } from '../ui.tsx'
 
@@ -12,7 +12,6 @@ type Token = Schemas['ApiToken']
 interface NewValue { name: string, value: string }
 type Filter = '' | 'ending' | 'organization' | 'user'
 
-/** The presets of the picker. */
 const PRESETS: Record<string, readonly Ability[]> = {
   'Read-only': ['secret:read', 'secret:decrypt', 'project:read', 'target:read', 'environment:read'],
   Deploy: ['secret:read', 'secret:write', 'secret:decrypt', 'secret:history', 'project:read', 'target:read', 'environment:read'],
@@ -20,7 +19,6 @@ const PRESETS: Record<string, readonly Ability[]> = {
 }
 const DAY = 24 * 60 * 60 * 1000
 
-/** The tokens of the organization. */
 export function TokensPage ({ organization }: { organization: string }) {
   const path = { organization }
   const [search, setSearch] = useState('')
@@ -145,7 +143,7 @@ function CreateToken ({ organization, done }: { organization: string, done: (cre
       </fieldset>
       <fieldset>
         <legend>Where? If you choose nothing: in the whole organization</legend>
-        <Later name='part.choose'><PartPicker organization={organization} none='All projects' inherits /></Later>
+        <PartPicker organization={organization} none='All projects' inherits />
       </fieldset>
       <Field
         key={owner} label='Expires after' name='expires_at'

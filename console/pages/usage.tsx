@@ -2,7 +2,6 @@ import { ApiError, call } from '../api.ts'
 import { Chart } from '../chart.tsx'
 import { Later, messageOf, Show, sizeOf, Table, Time, useLoad } from '../ui.tsx'
 
-/** Usage and limits, and bills on request. */
 export function UsagePage ({ organization }: { organization: string }) {
   const usage = useLoad(async () => (await call('getUsage', { path: { organization } })).data.data.attributes, [])
   return (

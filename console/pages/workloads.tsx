@@ -19,7 +19,6 @@ interface OfRule { organization: string, id: string, rule: Rule }
 const EVENTS = 10
 const LOGINS = 100
 
-/** The trust rules of the organization. */
 export function WorkloadsPage ({ organization }: { organization: string }) {
   const path = { organization }
   const [search, setSearch] = useState('')
