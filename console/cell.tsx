@@ -66,13 +66,12 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
  * The form for the value of a name. `known`: the names that the level has or inherits. `loads`: it begins with the
  * present value.
  */
-export function SetName ({ level, project, base, name, done, known = [], loads = false, cancel }: At & {
+export function SetName ({ level, project, base, name, done, known = [], loads = false }: At & {
   base: State
   name?: string | undefined
   known: readonly { name: string }[] | undefined
   loads?: boolean
   done: () => void
-  cancel?: () => void
 }) {
   const [newName, setNewName] = useState(name ?? '')
   const [value, setValue] = useState<string | undefined>('')
@@ -108,7 +107,6 @@ export function SetName ({ level, project, base, name, done, known = [], loads =
       <Problem error={error} />
       <div class='actions'>
         <Act name='name.set' kind='main' at={level} run={save} />
-        {cancel !== undefined && <button type='button' onClick={cancel}>Cancel</button>}
         {name !== undefined && isKnown && <Act name='name.load' kind='plain' run={load} />}
       </div>
       {view}

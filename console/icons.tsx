@@ -1,6 +1,6 @@
 import {
-  ChevronRight, Copy, Eye, EyeOff, History, KeyRound, Layers, Menu, Pencil, ScrollText, Search, Trash2, TrendingUp, User,
-  Users, Vault, Workflow, X, type IconNode
+  ChevronRight, Copy, Eye, EyeOff, History, KeyRound, Layers, Menu, Pencil, ScrollText, Search, Trash2, TrendingUp,
+  User, Users, Vault, Workflow, X, type IconNode
 } from 'lucide'
 import { h } from 'preact'
 

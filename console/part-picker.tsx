@@ -3,7 +3,7 @@ import { call, firstPages, type Schemas } from './api.ts'
 import { columnsOf, levelOf, type Column, type Level } from './levels.ts'
 import { inOrder, rights } from './rights.ts'
 import { wordsOfScopes, type Ability } from './scopes.ts'
-import { Check, Field, Show, useLoad, type Fields, type Option } from './ui.tsx'
+import { Check, Field, Load, type Fields, type Option } from './ui.tsx'
 
 // What tokens, rules and teams may do and where: the choice of scopes and of a part of the hierarchy, and their words.
 
@@ -41,10 +41,9 @@ async function projectsOf (organization: string): Promise<Option[]> {
 export function PartPicker ({ organization, none, label = 'Project', inherits = false }: {
   organization: string, none: string, label?: string, inherits?: boolean
 }) {
-  const projects = useLoad(() => projectsOf(organization), [])
   const [project, setProject] = useState('')
   return (
-    <Show of={projects}>
+    <Load from={() => projectsOf(organization)}>
       {(found) => (
         <>
           <Field label={label} name='project' options={[['', none], ...found]} onInput={setProject} />
@@ -58,7 +57,7 @@ export function PartPicker ({ organization, none, label = 'Project', inherits = 
           )}
         </>
       )}
-    </Show>
+    </Load>
   )
 }
 
@@ -66,13 +65,13 @@ export function PartPicker ({ organization, none, label = 'Project', inherits = 
 export const levelValue = ({ target, environment }: Level): string => [target, environment].filter(Boolean).join('/')
 
 function LevelField ({ organization, project }: { organization: string, project: string }) {
-  const levels = useLoad(async () => {
+  const load = async () => {
     const found: Column[] = []
     for await (const column of columnsOf({ organization, project })) found.push(column)
     return inOrder(found)
-  }, [])
+  }
   return (
-    <Show of={levels}>
+    <Load from={load}>
       {(found) => (
         <Field
           label='Part of the project' name='level'
@@ -82,7 +81,7 @@ function LevelField ({ organization, project }: { organization: string, project:
           ])}
         />
       )}
-    </Show>
+    </Load>
   )
 }
 

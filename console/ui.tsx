@@ -39,9 +39,7 @@ export const Problem = ({ error }: { error: unknown }) =>
 export const Help = ({ of }: { of: keyof typeof HELP }) => <p class='help'>{HELP[of]}</p>
 
 /** Shown only if the work takes longer than a second (by the style sheet). */
-export function Progress ({ text = 'Loading…' }: { text?: string }) {
-  return <p class='late' role='status'>{text}</p>
-}
+export const Progress = ({ text = 'Loading…' }: { text?: string }) => <p class='late' role='status'>{text}</p>
 
 function useRun<A extends unknown[]> (run: (...values: A) => unknown) {
   const [busy, setBusy] = useState(false)
@@ -176,19 +174,17 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
   )
 }
 
-export function Check ({ label, name, value = 'on', checked = false, required = false, onChange, type = 'checkbox' }: {
+export const Check = ({ label, name, value = 'on', checked = false, required = false, onChange, type = 'checkbox' }: {
   label: string, name: string, value?: string, checked?: boolean, required?: boolean, type?: 'checkbox' | 'radio', onChange?: (checked: boolean) => void
-}) {
-  return (
-    <label class='check'>
-      <input
-        type={type} name={name} value={value} checked={checked} required={required}
-        onChange={(event) => onChange?.((event.target as HTMLInputElement).checked)}
-      />
-      <span>{label}</span>
-    </label>
-  )
-}
+}) => (
+  <label class='check'>
+    <input
+      type={type} name={name} value={value} checked={checked} required={required}
+      onChange={(event) => onChange?.((event.target as HTMLInputElement).checked)}
+    />
+    <span>{label}</span>
+  </label>
+)
 
 /** A modal window over the page. Escape closes it, and the focus goes back to the button that opened it. */
 export function Dialog ({ title, close, children }: { title: string, close: () => void, children: ComponentChildren }) {
@@ -311,6 +307,11 @@ export function Show<T> ({ of: { value, error, reload }, children }: {
   return <>{failure}{value !== undefined ? children(value) : failure === null && <Progress />}</>
 }
 
+/** Loads once, and shows what was loaded. */
+export function Load<T> ({ from, children }: { from: () => Promise<T>, children: (value: T) => ComponentChildren }) {
+  return <Show of={useLoad(from, [])}>{children}</Show>
+}
+
 interface PageOf<T> { data: T[], meta: { current_page: number, last_page: number } }
 
 /** Loads a page of a list, and another page on request. Other dependencies lead to the first page. */
@@ -352,15 +353,13 @@ export const Head = ({ title, children }: { title: ComponentChildren, children?:
   <div class='head'><h1>{title}</h1>{children}</div>
 
 /** Says that the address leads nowhere, and shows the way back. */
-export function Missing ({ what, back, to }: { what: string, back: string, to: Partial<Place> }) {
-  return (
-    <section class='nowhere'>
-      <h1>Not found</h1>
-      <p role='alert'>{what}</p>
-      <p><To to={to}>{back}</To></p>
-    </section>
-  )
-}
+export const Missing = ({ what, back, to }: { what: string, back: string, to: Partial<Place> }) => (
+  <section class='nowhere'>
+    <h1>Not found</h1>
+    <p role='alert'>{what}</p>
+    <p><To to={to}>{back}</To></p>
+  </section>
+)
 
 type Cells = readonly [key: string, ...cells: ComponentChildren[]]
 
@@ -460,4 +459,27 @@ export function download (name: string, text: string, type: string) {
   link.download = name
   link.click()
   setTimeout(() => URL.revokeObjectURL(link.href), 1000)
+}
+
+interface Day { date: string, count: number, more?: boolean }
+
+/** Bars by day, with a table for screen readers. */
+export function Chart ({ title, days }: { title: string, days: readonly Day[] }) {
+  const highest = Math.max(1, ...days.map(({ count }) => count))
+  const scale = 24 / highest
+  const width = 100 / Math.max(1, days.length)
+  return (
+    <figure>
+      <figcaption>{title}: at most {highest} on one day</figcaption>
+      <svg viewBox='0 0 100 24' preserveAspectRatio='none' aria-hidden='true' class='chart'>
+        {days.map(({ date, count }, i) => (
+          <rect key={date} x={(i + 0.1) * width} width={width * 0.8} y={24 - count * scale} height={count * scale} />
+        ))}
+      </svg>
+      <details>
+        <summary>{title} as a table</summary>
+        <Table label={title} head={['Day', 'Number']} rows={days.map(({ date, count, more }) => [date, date, more === true ? `more than ${count}` : count])} />
+      </details>
+    </figure>
+  )
 }

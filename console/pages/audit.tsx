@@ -1,11 +1,13 @@
 import { useState } from 'preact/hooks'
 import names from '../../dist/openapi-events.json'
 import { call, firstPages, type Schemas } from '../api.ts'
-import { Chart } from '../chart.tsx'
 import { columnsOf, kindOf, levelOf } from '../levels.ts'
 import { levelValue, PartPicker } from '../part-picker.tsx'
 import { canSomewhere } from '../rights.ts'
-import { Act, download, Field, Form, Head, Help, instantOf, Later, say, Section, Show, Table, Time, useLoad, type Fields, type Option } from '../ui.tsx'
+import {
+  Act, Chart, download, Field, Form, Head, Help, instantOf, Later, Load, say, Section, Show, Table, Time, useLoad,
+  type Fields, type Option
+} from '../ui.tsx'
 
 type Event = Schemas['AuditEvent']
 type Filter = Partial<Record<'actor' | 'action' | 'resource' | 'project' | 'target' | 'environment' | 'from' | 'to', string>>
@@ -157,14 +159,11 @@ function Details ({ event: { details, resource, ip } }: { event: Event['attribut
   return <ul class='events'>{parts.map(([name, value], i) => <li key={i}><span>{name}</span> {String(value)}</li>)}</ul>
 }
 
-function Days ({ organization, filter }: { organization: string, filter: Filter }) {
-  const counts = useLoad(async () => (await call('countAuditEvents', { path: { organization }, query: filter as object })).data.data, [])
-  return (
-    <Show of={counts}>
-      {(days) => <Chart title='Events per day' days={days.map(({ attributes: { date, count, is_capped } }) => ({ date, count, more: is_capped }))} />}
-    </Show>
-  )
-}
+const Days = ({ organization, filter }: { organization: string, filter: Filter }) => (
+  <Load from={async () => (await call('countAuditEvents', { path: { organization }, query: filter as object })).data.data}>
+    {(days) => <Chart title='Events per day' days={days.map(({ attributes: { date, count, is_capped } }) => ({ date, count, more: is_capped }))} />}
+  </Load>
+)
 
 function Export ({ organization, filter }: { organization: string, filter: Filter }) {
   const [progress, setProgress] = useState('')

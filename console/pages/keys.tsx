@@ -8,22 +8,20 @@ import { Act, changed, Check, Danger, Field, Form, Help, saying, Section, Show, 
 
 type Policy = 'keep' | 're_encrypt'
 
-export function KeysPage ({ level, project }: At) {
-  return (
-    <>
-      <Help of='key' />
-      <p>
-        {project.isClient
-          ? 'Only your own people hold the key of this project. The server cannot read its secrets.'
-          : 'The server holds the key of this project, and decrypts for people and tokens with permission.'}
-      </p>
-      <KeyList level={level} />
+export const KeysPage = ({ level, project }: At) => (
+  <>
+    <Help of='key' />
+    <p>
       {project.isClient
-        ? <KeyGate {...{ level, project }}><Rotate level={level} isClient /><ToServer level={level} /></KeyGate>
-        : <><KeyString level={level} /><Rotate level={level} /><ToClient level={level} /></>}
-    </>
-  )
-}
+        ? 'Only your own people hold the key of this project. The server cannot read its secrets.'
+        : 'The server holds the key of this project, and decrypts for people and tokens with permission.'}
+    </p>
+    <KeyList level={level} />
+    {project.isClient
+      ? <KeyGate {...{ level, project }}><Rotate level={level} isClient /><ToServer level={level} /></KeyGate>
+      : <><KeyString level={level} /><Rotate level={level} /><ToClient level={level} /></>}
+  </>
+)
 
 function KeyList ({ level }: { level: Level }) {
   const keys = useLoad(async () => (await call('listEncryptionKeys', { path: level })).data, [])

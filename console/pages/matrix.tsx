@@ -1,12 +1,12 @@
 import { useState } from 'preact/hooks'
 import { ApiError, call } from '../api.ts'
-import { ClientMatrix } from '../client-matrix.tsx'
 import { InviteHere } from '../invitations.tsx'
-import type { Cell, Matrix } from '../levels.ts'
+import { levelOf, readDocument, type Cell, type Column, type Matrix, type Row } from '../levels.ts'
 import { MatrixTable, type Filter } from '../matrix-table.tsx'
 import { canSomewhere, inOrder, projectIn, shownProject, type Project } from '../rights.ts'
-import { KeyGate, type At } from '../secrets.tsx'
-import { Act, Empty, Show, To, useLoad } from '../ui.tsx'
+import { KeyGate, namesIn, type At } from '../secrets.tsx'
+import { Act, Empty, Later, Show, To, useLoad } from '../ui.tsx'
+import type { Values } from '../values.ts'
 import { LevelTree } from './settings.tsx'
 
 /** A page of names; null: the person may not read them, or there are none. */
@@ -98,4 +98,57 @@ function join (first: Omit<Part, 'total'>, second: Part): Omit<Part, 'total'> {
     names.set(name, [...(names.get(name) ?? missing(before.length + after.length)).slice(0, before.length), ...cells])
   }
   return { project, names: [...names].sort(([a], [b]) => a < b ? -1 : 1).map(([name, cells]) => ({ name, cells })) }
+}
+
+/** The matrix of a client-managed project: the browser reads and decrypts all levels. */
+const ClientMatrix = ({ project, columns }: { project: Project, columns: readonly Column[] }) =>
+  <Later name='matrix.open' kind='main'><ClientTable project={project} columns={columns} /></Later>
+
+function ClientTable ({ project, columns }: { project: Project, columns: readonly Column[] }) {
+  const [done, setDone] = useState(0)
+  const loaded = useLoad(() => readLevels(project, columns, setDone), [columns.length])
+  return (
+    <>
+      {loaded.value === undefined && loaded.error === undefined && <p role='status'>Reads level {done + 1} of {columns.length}…</p>}
+      <Show of={loaded}>
+        {({ documents, current }) => (
+          <MatrixTable project={project} columns={current} rows={rowsIn(current, documents)} />
+        )}
+      </Show>
+    </>
+  )
+}
+
+async function readLevels (project: Project, columns: readonly Column[], tell: (count: number) => void) {
+  const documents = new Map<Column, Values>()
+  const current: Column[] = []
+  for (const column of columns) {
+    tell(current.length)
+    const { text, etag, version } = await readDocument(levelOf(project, column), true)
+    current.push({ ...column, etag, version })
+    documents.set(current.at(-1)!, namesIn(project.format, text, column.level))
+  }
+  return { documents, current }
+}
+
+/** The rows of the matrix, with the same words as those of the service. */
+function rowsIn (columns: readonly Column[], documents: ReadonlyMap<Column, Values>): Row[] {
+  const isAbove = (one: Column, { level, target }: Column) =>
+    one.level === 'project' ? level !== 'project' : one.level === 'target' && level === 'environment' && one.target === target
+  const names = [...new Set([...documents.values()].flatMap((values) => [...values.keys()]))].sort()
+  return names.map((name) => {
+    const groups = new Map<string, number>()
+    const cells = columns.map((column): Cell => {
+      const above = columns.filter((one) => isAbove(one, column) && documents.get(one)?.has(name))
+      const own = documents.get(column)?.get(name)
+      const value = own ?? documents.get(above.at(-1)!)?.get(name)
+      if (value === undefined) return { state: 'missing' }
+      const value_group = groups.get(value) ?? groups.size + 1
+      groups.set(value, value_group)
+      const levels = above.map(({ level }) => level as 'project')
+      if (own === undefined) return { state: 'inherited', from: levels.at(-1)!, value_group }
+      return levels.length === 0 ? { state: 'set', value_group } : { state: 'overrides', overrides: levels, value_group }
+    })
+    return { name, cells }
+  })
 }

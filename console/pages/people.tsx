@@ -7,7 +7,7 @@ import { go } from '../router.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
 import { loadPerson, person, PROJECT_ROLE_OPTIONS, ROLE_OPTIONS, roleName } from '../session.ts'
 import {
-  Act, changed, Danger, Field, Form, Head, Help, InDialog, Later, List, ListSearch, saying, Section, Show, Table, Time,
+  Act, changed, Danger, Field, Form, Head, Help, InDialog, Later, List, ListSearch, Load, saying, Section, Table, Time,
   To, useList, useLoad, type Fields
 } from '../ui.tsx'
 
@@ -121,38 +121,35 @@ function TokensOf ({ organization, member, name }: { organization: string, membe
   )
 }
 
-function Access ({ organization, member, name }: { organization: string, member: string, name: string }) {
-  const access = useLoad(() => accessOf(organization, member), [])
-  return (
-    <Show of={access}>
-      {({ role, scopes, projects }) => (
-        <>
-          <p>In every project, as {roleName(role)}: {wordsOfScopes(scopes)}.</p>
-          {projects.length > 0 && (
-            <Table
-              label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
-              rows={projects.flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
-                `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
-                wordsOfScopes(scopes), partsInWords(restrictions, 'the whole project')
-              ] as const))}
-            />
-          )}
-        </>
-      )}
-    </Show>
-  )
-}
+const Access = ({ organization, member, name }: { organization: string, member: string, name: string }) => (
+  <Load from={() => accessOf(organization, member)}>
+    {({ role, scopes, projects }) => (
+      <>
+        <p>In every project, as {roleName(role)}: {wordsOfScopes(scopes)}.</p>
+        {projects.length > 0 && (
+          <Table
+            label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
+            rows={projects.flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
+              `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
+              wordsOfScopes(scopes), partsInWords(restrictions, 'the whole project')
+            ] as const))}
+          />
+        )}
+      </>
+    )}
+  </Load>
+)
 
 /** The members and projects of a team. `reload`: loads the list of teams. */
 function Team ({ organization, id, name, reload }: Record<'organization' | 'id' | 'name', string> & { reload: () => Promise<void> }) {
   const path = { organization, team: id }
   const dangerous = ['team:update']
-  const loaded = useLoad(async () => {
+  const load = async () => {
     const team = (await call('getTeam', { path })).data.data.attributes
     const all = await firstPages(async (page) =>
       (await call('listMembers', { path: { organization }, query: { page, per_page: 100 } })).data)
     return { ...team, others: all.found.filter((member) => team.members.every(({ id }) => id !== member.id)) }
-  }, [])
+  }
   const setProject = async ({ project = '', role = '', ...fields }: Fields) => {
     if (project === '') throw new Error('Choose a project first.')
     const restriction = chosenPart(fields)
@@ -170,7 +167,7 @@ function Team ({ organization, id, name, reload }: Record<'organization' | 'id' 
     saying(call('removeTeamProject', { path: { ...path, project }, dangerous }), `The team has no role in ${name} any more.`)
   const remove = async () => { await call('deleteTeam', { path }); await reload(); changed(`Deleted the team ${name}.`) }
   return (
-    <Show of={loaded}>
+    <Load from={load}>
       {(team) => (
         <div class='preview'>
           <h3>Members of {name}</h3>
@@ -200,6 +197,6 @@ function Team ({ organization, id, name, reload }: Record<'organization' | 'id' 
           </Danger>
         </div>
       )}
-    </Show>
+    </Load>
   )
 }

@@ -9,7 +9,10 @@ import { can, canSomewhere, rights } from '../rights.ts'
 import { go } from '../router.ts'
 import { NewKeyString } from '../secrets.tsx'
 import { loadPerson, membership, memberships, roleName } from '../session.ts'
-import { Act, Check, Danger, Empty, Field, Form, Head, Help, List, may, messageOf, Section, Show, Table, Time, To, changed, useList, useLoad, type Fields } from '../ui.tsx'
+import {
+  Act, changed, Check, Danger, Empty, Field, Form, Head, Help, List, Load, may, messageOf, Section, Table, Time, To,
+  useList, type Fields
+} from '../ui.tsx'
 import type { Format } from '../values.ts'
 
 export function StartPage ({ organization }: { organization: string }) {
@@ -26,7 +29,6 @@ export function StartPage ({ organization }: { organization: string }) {
 }
 
 function Invitations () {
-  const invitations = useLoad(async () => (await call('listOwnInvitations')).data.data, [])
   const answer = (operation: 'acceptInvitation' | 'declineInvitation', id: string) => async () => {
     const more = operation === 'acceptInvitation' ? { body: {} } : { dangerous: ['member:delete'] }
     await call(operation, { path: { invitation: id }, ...more })
@@ -34,7 +36,7 @@ function Invitations () {
     changed(operation === 'acceptInvitation' ? 'You are a member now.' : 'The invitation is declined.')
   }
   return (
-    <Show of={invitations}>
+    <Load from={async () => (await call('listOwnInvitations')).data.data}>
       {(found) => found.length > 0 && (
         <Section title='Invitations to you'>
           <ul class='list'>
@@ -50,7 +52,7 @@ function Invitations () {
           </ul>
         </Section>
       )}
-    </Show>
+    </Load>
   )
 }
 

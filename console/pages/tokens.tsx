@@ -83,21 +83,19 @@ function cellsOf ({ name, description, abilities, restrictions, owner, expires_a
 }
 
 /** The value of a new token: shown once, with commands to paste. The value is not in the commands. */
-function NewToken ({ organization, name, value, close }: NewValue & { organization: string, close: () => void }) {
-  return (
-    <section class='once' role='alert'>
-      <h2>The token {name}</h2>
-      <p>Copy it now. It is shown only this once.</p>
-      <pre tabIndex={0} class='value'>{value}</pre>
-      <Act name='token.copy' kind='main' run={() => navigator.clipboard.writeText(value)} />
-      <p>Then paste these lines into a shell. The first one asks for the token, so that no history has it:</p>
-      <pre tabIndex={0}>{`read -rs STRONGROOM_TOKEN && export STRONGROOM_TOKEN
+const NewToken = ({ organization, name, value, close }: NewValue & { organization: string, close: () => void }) => (
+  <section class='once' role='alert'>
+    <h2>The token {name}</h2>
+    <p>Copy it now. It is shown only this once.</p>
+    <pre tabIndex={0} class='value'>{value}</pre>
+    <Act name='token.copy' kind='main' run={() => navigator.clipboard.writeText(value)} />
+    <p>Then paste these lines into a shell. The first one asks for the token, so that no history has it:</p>
+    <pre tabIndex={0}>{`read -rs STRONGROOM_TOKEN && export STRONGROOM_TOKEN
 curl -H "Authorization: Bearer $STRONGROOM_TOKEN" '${new URL(`api/v1/${organization}/projects`, BASE).href}'`}
-      </pre>
-      <button type='button' onClick={close}>I have copied it</button>
-    </section>
-  )
-}
+    </pre>
+    <button type='button' onClick={close}>I have copied it</button>
+  </section>
+)
 
 function CreateToken ({ organization, done }: { organization: string, done: (created: NewValue) => void }) {
   const [abilities, setAbilities] = useState<readonly Ability[]>(PRESETS['Read-only']!)

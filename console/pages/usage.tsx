@@ -1,13 +1,11 @@
 import { ApiError, call } from '../api.ts'
-import { Chart } from '../chart.tsx'
-import { Later, messageOf, Show, sizeOf, Table, Time, useLoad } from '../ui.tsx'
+import { Chart, Later, Load, messageOf, sizeOf, Table, Time } from '../ui.tsx'
 
 export function UsagePage ({ organization }: { organization: string }) {
-  const usage = useLoad(async () => (await call('getUsage', { path: { organization } })).data.data.attributes, [])
   return (
     <>
       <h1>Usage</h1>
-      <Show of={usage}>
+      <Load from={async () => (await call('getUsage', { path: { organization } })).data.data.attributes}>
         {({ plan, projects, members, bytes, api_calls, days }) => (
           <>
             <p>The plan is <strong>{plan}</strong>.</p>
@@ -18,7 +16,7 @@ export function UsagePage ({ organization }: { organization: string }) {
             <Chart title='Requests per day' days={days.map(({ date, api_calls }) => ({ date, count: api_calls }))} />
           </>
         )}
-      </Show>
+      </Load>
       <Later name='usage.show'><Bills organization={organization} /></Later>
     </>
   )
@@ -26,16 +24,16 @@ export function UsagePage ({ organization }: { organization: string }) {
 
 function Bills ({ organization }: { organization: string }) {
   const path = { organization }
-  const bills = useLoad(async () => {
+  const load = async () => {
     const invoices = (await call('listInvoices', { path, query: { per_page: 25 } })).data.data
     const subscription = await call('getSubscription', { path }).then(({ data }) => data.data.attributes).catch((error: unknown) => {
       if (error instanceof ApiError && error.status === 404) return messageOf(error)
       throw error
     })
     return { invoices, subscription }
-  }, [])
+  }
   return (
-    <Show of={bills}>
+    <Load from={load}>
       {({ invoices, subscription }) => (
         <>
           <h2>Subscription and invoices</h2>
@@ -49,7 +47,7 @@ function Bills ({ organization }: { organization: string }) {
           />
         </>
       )}
-    </Show>
+    </Load>
   )
 }
 
@@ -59,15 +57,13 @@ function money (amount: number, currency: string): string {
   return format.format(amount / 10 ** (format.resolvedOptions().maximumFractionDigits ?? 2))
 }
 
-function Limit ({ label, used, limit, words }: {
+const Limit = ({ label, used, limit, words }: {
   label: string, used: number, limit: number | null, words: (count: number) => string
-}) {
-  return (
-    <p>
-      <label>
-        {label}: {words(used)}{limit === null ? ', no limit' : ` of ${words(limit)}`}{' '}
-        {limit !== null && <meter min={0} max={limit} value={used} high={limit * 0.9} />}
-      </label>
-    </p>
-  )
-}
+}) => (
+  <p>
+    <label>
+      {label}: {words(used)}{limit === null ? ', no limit' : ` of ${words(limit)}`}{' '}
+      {limit !== null && <meter min={0} max={limit} value={used} high={limit * 0.9} />}
+    </label>
+  </p>
+)

@@ -5,8 +5,8 @@ import { chosenPart, partsInWords, PartPicker, ScopeChoices, ScopesInWords } fro
 import { can } from '../rights.ts'
 import { ALL_SCOPES, wordsOfScopes, type Ability } from '../scopes.ts'
 import {
-  Act, Danger, Field, Form, FormProblem, Head, Help, InDialog, List, ListSearch, saying, Show, Table, Time,
-  useList, useLoad, type Fields, type Option
+  Act, Danger, Field, Form, FormProblem, Head, Help, InDialog, List, ListSearch, Load, saying, Table, Time, useList,
+  useLoad, type Fields, type Option
 } from '../ui.tsx'
 import { areSame, CHECKS, claimsOf, isWorkloadScope, PLATFORMS, rowsOf, rowsOfPlatform, variablesOf, type Row } from '../workloads.ts'
 
@@ -107,22 +107,19 @@ function Change (of: OfRule) {
 }
 
 /** Sends what the person changed: a new name alone does not end the access tokens of the rule. */
-function Edit ({ close, ...of }: OfRule & { close: () => void }) {
-  const loaded = useLoad(() => call('getWorkload', { path: { organization: of.organization, workload: of.id } }), [])
-  return (
-    <Show of={loaded}>
-      {({ data: { data: { attributes: before } }, etag }) => {
-        const save = async (body: Body) => {
-          const changes = Object.fromEntries(Object.entries(body).filter(([name, value]) =>
-            JSON.stringify(value) !== JSON.stringify(before[name as keyof Rule])))
-          if (Object.keys(changes).length === 0) return
-          return update({ ...of, rule: before }, changes, `Changed the rule ${body.name}.`, etag)
-        }
-        return <RuleForm name='workload.update' organization={of.organization} {...{ before, save, close }} />
-      }}
-    </Show>
-  )
-}
+const Edit = ({ close, ...of }: OfRule & { close: () => void }) => (
+  <Load from={() => call('getWorkload', { path: { organization: of.organization, workload: of.id } })}>
+    {({ data: { data: { attributes: before } }, etag }) => {
+      const save = async (body: Body) => {
+        const changes = Object.fromEntries(Object.entries(body).filter(([name, value]) =>
+          JSON.stringify(value) !== JSON.stringify(before[name as keyof Rule])))
+        if (Object.keys(changes).length === 0) return
+        return update({ ...of, rule: before }, changes, `Changed the rule ${body.name}.`, etag)
+      }
+      return <RuleForm name='workload.update' organization={of.organization} {...{ before, save, close }} />
+    }}
+  </Load>
+)
 
 const PRESET_OPTIONS: readonly Option[] = [...Object.entries(PLATFORMS).map(([preset, { name }]) => [preset, name] as const), ['', 'Another issuer of OpenID Connect']]
 const SECRETS: readonly Ability[] = ['secret:read', 'secret:decrypt']
@@ -171,7 +168,10 @@ function RuleForm ({ name, organization, before, save, close }: {
         <legend>What may it do?</legend>
         <details>
           <summary>{wordsOfScopes(scopes)}</summary>
-          <ScopeChoices of={ALL_SCOPES.filter((one) => isWorkloadScope(one) && (can([one]) || scopes.includes(one)))} chosen={scopes} choose={setScopes} />
+          <ScopeChoices
+            of={ALL_SCOPES.filter((one) => isWorkloadScope(one) && (can([one]) || scopes.includes(one)))}
+            chosen={scopes} choose={setScopes}
+          />
         </details>
       </fieldset>
       <fieldset>
@@ -272,13 +272,13 @@ function OpenRule ({ organization, id, rule }: OfRule) {
 }
 
 function Logins ({ organization, id, name }: Record<'organization' | 'id' | 'name', string>) {
-  const loaded = useLoad(async () => {
+  const load = async () => {
     const found = await Promise.all((['workload.login', 'workload.refuse'] as const).map(async (action) =>
       (await call('listAuditEvents', { path: { organization }, query: { action, resource: `workload:${id}`, per_page: EVENTS } })).data.data))
     return found.flat().sort((a, b) => b.attributes.sequence - a.attributes.sequence)
-  }, [])
+  }
   return (
-    <Show of={loaded}>
+    <Load from={load}>
       {(events) => (
         <Table
           label={`Logins of ${name}`} head={['When', 'What', 'Details', 'From']} empty='No workload has used this rule yet.'
@@ -287,7 +287,7 @@ function Logins ({ organization, id, name }: Record<'organization' | 'id' | 'nam
           ])}
         />
       )}
-    </Show>
+    </Load>
   )
 }
 
