@@ -102,20 +102,3 @@ export function actionOf (name: Action): { text: string, needs: readonly Ability
   const [text, ...needs] = [ACTIONS[name]].flat() as [string, ...Ability[]]
   return { text, needs }
 }
-
-/** A line of help for each concept, shown where the concept first appears on a page. */
-export const HELP = {
-  organization: 'An organization is a company or a customer. Projects, people and tokens belong to one.',
-  target: 'A target is a part of a project that is deployed by itself, such as a service or an app.',
-  environment: 'An environment is a stage of a target, such as live or test.',
-  level: 'A project, its targets and their environments are levels. A deeper level inherits the names of the levels above, and can override them.',
-  retention: 'The plan says how many days a version stays available. An older version is locked: it is listed, but not shown.',
-  key: 'Each project has a key that encrypts its documents. Either the server holds it, or only your own people do.',
-  rotation: 'A rotation makes a new key and encrypts all current documents with it. The old key still opens old copies.',
-  token: 'A token lets a program call the API. It never allows more than its scopes, and can be limited to a part of the hierarchy.',
-  workload: 'A workload is a build, a pod or a virtual machine. A rule says which tokens of its platform it exchanges for access, so that no API token has to be stored there.',
-  role: 'A role says what a member may do in the whole organization. Teams give roles in single projects.',
-  team: 'A team gives its members a role in projects, if you like only in some targets or environments.',
-  audit: 'The audit log has each change and each read of a value: who, when and from where.',
-  moment: 'Shows the level as it was at a time in the past.'
-} as const

@@ -114,7 +114,6 @@ export function SetName ({ level, project, base, name, done, known = [], loads =
   )
 }
 
-/** Whether the service can read the history of single names. */
 export const hasNameHistory = ({ isClient, format }: Project): boolean => !isClient && format !== 'text'
 
 const CHANGES: Record<Schemas['NameChange']['attributes']['change'], string> = { added: 'Added', changed: 'Changed', removed: 'Removed' }

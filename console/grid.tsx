@@ -95,7 +95,6 @@ export function useGrid ({ count, columns, height, head, open = -1, extra = 0 }:
   return {
     parts,
     go,
-    /** Shows the table from its first row. */
     reset: () => { setTop(0); setActive({ row: 0, column: active.column }); region.current?.scrollTo(0, 0) },
     /** `columns`: those that the row has. */
     cell: (row: number, column: number, columns?: readonly number[]) => {

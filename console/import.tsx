@@ -189,7 +189,6 @@ function valuesIn (format: Format, text: string, project: Project, isWhole = fal
   return { values: values ?? new Map<string, string>(), notes }
 }
 
-/** Changes single names, in requests within the limits of the service. */
 async function planNames (
   level: Level, project: Project, text: string, format: Format, keeps: boolean
 ): Promise<ImportPlan> {

@@ -1,6 +1,6 @@
 import { signal } from '@preact/signals'
 import { useEffect, useState } from 'preact/hooks'
-import { call, type Schemas } from './api.ts'
+import { call, type Answer, type Schemas } from './api.ts'
 import { BASE } from './auth.ts'
 import { Icon, type IconName } from './icons.tsx'
 import { levelOf, levelPath, nameOf, sought } from './levels.ts'
@@ -58,16 +58,15 @@ export function SideBar ({ leave }: { leave: () => Promise<void> }) {
   )
 }
 
-/** The place of the page as a path, with the search for names. */
 export function Crumbs () {
   const { page, organization, project, target, environment } = place.value
   const name = membership.value?.name
+  const levels = [{ project }, { project, target }, { project, target, environment }]
+    .slice(0, project === '' ? 0 : [target, environment].filter((part) => part !== undefined).length + 1)
   const steps = [
     ...name === undefined ? [] : [[name, { organization }] as const],
-    ...project === '' ? [] : [[nameOf({ project }), { page: 'matrix', organization, project }] as const],
-    ...target === undefined ? [] : [[nameOf({ project, target }), { page: 'level', organization, project, target }] as const],
-    ...target === undefined || environment === undefined ? [] : [[nameOf({ project, target, environment }), { page: 'level', organization, project, target, environment }] as const]
-  ] as const
+    ...levels.map((level, i) => [nameOf(level), { page: i === 0 ? 'matrix' : 'level', organization, ...level }] as const)
+  ]
   useEffect(showCurrent)
   const isLast = project === '' ? page === 'start' : page === 'matrix' || page === 'level'
   return (
@@ -98,7 +97,6 @@ const showCurrent = () => document.querySelectorAll('.top [aria-current], .tabs 
 
 const canSeeLevel = (at: { project: string, target?: string | undefined }) => can(['secret:read'], at) || can(['secret:history'], at)
 
-/** The pages of a project. On the page of a level, they are those of the level. */
 export function Tabs () {
   const { page, organization, project, target, environment } = place.value
   const at = { organization, project, target, environment }
@@ -127,7 +125,7 @@ type Found = Schemas['FoundName']
 /** One search over all projects. It asks on Enter, because each search is in the audit log. */
 function Search ({ organization }: { organization: string }) {
   const [isOpen, setOpen] = useState(false)
-  const [results, setResults] = useState<{ search: string, found: Found[], next: string | null, hints: string[] }>()
+  const [results, setResults] = useState<{ search: string, found: Found[], meta: Answer<'searchNames'>['meta'] }>()
   const close = () => { setOpen(false); setResults(undefined) }
   useEffect(() => {
     const open = (event: KeyboardEvent) => {
@@ -141,11 +139,7 @@ function Search ({ organization }: { organization: string }) {
   }, [])
   const find = async (search: string, after?: string) => {
     const { data: { data, meta } } = await call('searchNames', { path: { organization }, query: { search, ...(after !== undefined && { after }) } })
-    const hints = [
-      meta.client_managed > 0 && 'Projects whose key only your people hold are not searched.',
-      meta.unreadable > 0 && `${meta.unreadable} documents cannot be read.`
-    ].filter((hint) => hint !== false)
-    setResults({ search, found: [...after === undefined ? [] : results!.found, ...data], next: meta.next, hints })
+    setResults({ search, found: [...after === undefined ? [] : results!.found, ...data], meta })
   }
   return (
     <>
@@ -159,7 +153,7 @@ function Search ({ organization }: { organization: string }) {
           </Form>
           {results !== undefined && (
             <div role='status'>
-              {results.found.length === 0 && results.next === null && <Empty>No name contains {results.search}.</Empty>}
+              {results.found.length === 0 && results.meta.next === null && <Empty>No name contains {results.search}.</Empty>}
               <ul class='list results'>
                 {results.found.map(({ attributes: { name, project, target, environment } }) => {
                   const level = levelOf({ organization, slug: project }, { target, environment })
@@ -170,10 +164,11 @@ function Search ({ organization }: { organization: string }) {
                   )
                 })}
               </ul>
-              {results.hints.map((hint) => <p key={hint} class='hint'>{hint}</p>)}
+              {results.meta.client_managed > 0 && <p class='hint'>Projects whose key only your people hold are not searched.</p>}
+              {results.meta.unreadable > 0 && <p class='hint'>{results.meta.unreadable} documents cannot be read.</p>}
             </div>
           )}
-          {results !== undefined && results.next !== null && <Act name='search.more' run={async () => find(results.search, results.next!)} />}
+          {results !== undefined && results.meta.next !== null && <Act name='search.more' run={async () => find(results.search, results.meta.next!)} />}
         </Dialog>
       )}
     </>

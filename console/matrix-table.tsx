@@ -126,7 +126,6 @@ const LEGEND = { set: 'set here', inherited: 'from a level above', overrides: 'o
 
 const letterOf = ({ value_group }: Cell): string => value_group === undefined ? '' : String.fromCodePoint(64 + Math.min(value_group, 26))
 
-/** The words of a cell, with a letter for its value if the values of the name differ. */
 export function wordsOf (cell: Cell, differs: boolean): string {
   const { state, from, overrides } = cell
   const letter = differs && letterOf(cell) !== '' ? ` ${letterOf(cell)}` : ''

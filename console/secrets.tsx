@@ -7,7 +7,7 @@ import { forgetKey, heldKey, holdKey, isOpen } from './held-keys.ts'
 import { callLevel, columnsOf, inBody, levelOf, KINDS, projectPath, storedAt, type Kind, type Level, type State } from './levels.ts'
 import type { Project } from './rights.ts'
 import { place } from './router.ts'
-import { Act, Check, concernsText, Field, Form, FormProblem, Help, Problem, SHOWN_MS, type Fields } from './ui.tsx'
+import { Act, Check, concernsText, Field, Form, FormProblem, Problem, SHOWN_MS, type Fields } from './ui.tsx'
 import { escapeValue, needsEscapes, present, readValues, shownName, unescapeValue, type Format, type Values } from './values.ts'
 
 // Values on the page: hidden until they are asked for, and hidden again after 30 seconds, when the tab is hidden and
@@ -185,7 +185,6 @@ export function KeyGate ({ level, project, children }: At & { children?: Compone
       <Form name='key.open' run={open}>
         <Field label={first === undefined ? 'Key string' : 'Key string, once more'} name='key_string' type='password' required {...first && { hint: NO_DOCUMENT }} />
       </Form>
-      <Help of='key' />
     </section>
   )
 }

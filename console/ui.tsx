@@ -1,7 +1,7 @@
 import { signal } from '@preact/signals'
 import { createContext, type ComponentChildren } from 'preact'
 import { useContext, useEffect, useLayoutEffect, useId, useRef, useState } from 'preact/hooks'
-import { actionOf, HELP, type Action } from './actions.ts'
+import { actionOf, type Action } from './actions.ts'
 import { ApiError, curlOf, sent } from './api.ts'
 import { Icon, type IconName } from './icons.tsx'
 import { can } from './rights.ts'
@@ -36,7 +36,7 @@ export const messageOf = (error: unknown): string => error instanceof Error ? er
 export const Problem = ({ error }: { error: unknown }) =>
   error == null ? null : <p class='problem' role='alert'>{messageOf(error)}</p>
 
-export const Help = ({ of }: { of: keyof typeof HELP }) => <p class='help'>{HELP[of]}</p>
+export const Help = ({ text }: { text: string }) => <p class='help'>{text}</p>
 
 /** Shown only if the work takes longer than a second (by the style sheet). */
 export const Progress = ({ text = 'Loading…' }: { text?: string }) => <p class='late' role='status'>{text}</p>
@@ -93,7 +93,6 @@ export function Later ({ children, ...look }: Look & { children: ComponentChildr
   return isOpen ? <>{children}</> : <Act {...look} run={() => setOpen(true)} />
 }
 
-/** The error of the form around a field. */
 export const FormProblem = createContext<unknown>(undefined)
 
 const errorsOf = (error: unknown) => error instanceof ApiError ? Object.entries(error.errors) : []

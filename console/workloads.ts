@@ -47,7 +47,6 @@ export const PLATFORMS: Record<Preset, Platform> = {
   azure: { name: 'Azure', issuer: 'https://login.microsoftonline.com/ followed by the id of your tenant and /v2.0', ids: ['oid', 'sub'], more: [] }
 }
 
-/** The failed checks of a token in words. */
 export const CHECKS: Record<NonNullable<Schemas['TestedAssertion']['check']>, string> = {
   format: 'it is no signed token (JWT) with an issuer and a subject.',
   type: 'its header has another “typ” than JWT.',
@@ -78,7 +77,6 @@ export const isWorkloadScope = (scope: string): boolean =>
 /** A value of a claim in the form. `isFixed`: the platform has named the claim. */
 export interface Row { name: string, kind: 'text' | 'number' | 'boolean', value: string, isFixed?: true }
 
-/** A row for each value of each claim. */
 export const rowsOf = (claims: Claims): Row[] => Object.entries(claims).flatMap(([name, values]) =>
   [values].flat().map((value) => ({ name, kind: typeof value === 'string' ? 'text' : typeof value as 'number' | 'boolean', value: String(value) })))
 

@@ -15,7 +15,6 @@ const PER_PAGE = 50
 const MAX_EXPORT_PAGES = 100
 const HOUR = 60 * 60 * 1000
 
-/** The choices of a period: hours before now, or two times. */
 const PERIODS: readonly Option[] = [
   ['', 'At any time'], ['1', 'In the last hour'], ['24', 'In the last day'], ['168', 'In the last week'],
   ['720', 'In the last 30 days'], ['period', 'In a period…']
@@ -35,7 +34,7 @@ export function AuditPage ({ organization }: { organization: string }) {
   return (
     <>
       <Head title='Audit' />
-      <Help of='audit' />
+      <Help text='The audit log has each change and each read of a value: who, when and from where.' />
       <Later name='audit.choose'>
         <Form name='audit.filter' keep run={change}><Filters organization={organization} found={setKnown} /></Form>
       </Later>
@@ -166,7 +165,6 @@ const Days = ({ organization, filter }: { organization: string, filter: Filter }
 )
 
 function Export ({ organization, filter }: { organization: string, filter: Filter }) {
-  const [progress, setProgress] = useState('')
   const save = async ({ format = 'csv' }: Fields) => {
     const accept = format === 'csv' ? 'text/csv' : 'application/x-ndjson'
     const parts: string[] = []
@@ -176,20 +174,15 @@ function Export ({ organization, filter }: { organization: string, filter: Filte
       const { text, headers } = await call('exportAuditEvents', { path: { organization }, query, accept })
       // Only the first page of a CSV text keeps its line of names.
       parts.push(page > 0 && format === 'csv' ? text.slice(text.indexOf('\n') + 1) : text)
-      setProgress(`Loaded ${(page + 1) * 1000} events…`)
       after = /[?&]after=(\d+)/.exec(headers.get('link') ?? '')?.[1]
       if (after === undefined) break
     }
-    setProgress('')
     download(`audit-${organization}.${format}`, parts.join(''), accept)
     say(after === undefined ? 'The events are exported.' : `Only the first ${MAX_EXPORT_PAGES * 1000} events are exported: choose a shorter time.`)
   }
   return (
-    <>
-      <Form name='audit.export' keep run={save}>
-        <Field label='Format of the export' name='format' options={[['csv', 'CSV, for spreadsheets'], ['ndjson', 'JSON, an event in each line']]} />
-      </Form>
-      {progress !== '' && <p role='status'>{progress}</p>}
-    </>
+    <Form name='audit.export' keep run={save}>
+      <Field label='Format of the export' name='format' options={[['csv', 'CSV, for spreadsheets'], ['ndjson', 'JSON, an event in each line']]} />
+    </Form>
   )
 }

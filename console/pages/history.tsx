@@ -22,7 +22,11 @@ export function HistoryPage ({ level, project }: At) {
         ? <><NameSection level={level} project={project} /><Moment level={level} /></>
         : <p class='hint'>The history of a name and the names at a time are not available, because {project.isClient ? 'the server cannot read the documents of this project' : 'documents of the format text have no names'}.</p>}
       <Section title='Restore the whole project' of='restore-to.preview' at={whole}><RestoreProject level={whole} /></Section>
-      <Section title='Purge' of='history.purge'><Purge level={level} /></Section>
+      <Section title='Purge' of='history.purge'>
+        <Danger name='history.purge' title={`Purge the history of ${titleOf(level)}?`} run={() => purge(level)}>
+          <p>All versions of this {kindOf(level)} are deleted. The present document stays. It cannot be undone.</p>
+        </Danger>
+      </Section>
     </>
   )
 }
@@ -40,7 +44,7 @@ function Versions ({ level, project }: At) {
   const [from, to] = [...chosen].sort((a, b) => Number(a) - Number(b))
   return (
     <Section title='Versions'>
-      <Help of='retention' />
+      <Help text='The plan says how many days a version stays available. An older version is locked: it is listed, but not shown.' />
       {from !== undefined && to !== undefined && <Compare key={`${from} ${to}`} level={level} project={project} from={from} to={to} />}
       <Show of={versions}>
         {({ found, total }) => (
@@ -122,7 +126,6 @@ async function versionsOf (level: Level, page = 1) {
   return (await call('listVersions', { path, body: { ...inHistory(level), page, per_page: PER_PAGE } })).data
 }
 
-/** The difference of two versions, with values on request. */
 function Compare ({ level, project, from, to }: At & { from: string, to: string }) {
   const found = useLoad(async () => changesBetween(level, from, to, project.isClient, project.format), [])
   const result = useRef<HTMLDivElement>(null)
@@ -186,7 +189,7 @@ function Moment ({ level }: { level: Level }) {
   }
   return (
     <Section title='As it was' of='history.moment'>
-      <Help of='moment' />
+      <Help text='Shows the level as it was at a time in the past.' />
       <Form name='history.moment' run={show}><Field label='Time' name='at' type='datetime-local' required /></Form>
       {found !== undefined && (
         <>
@@ -257,13 +260,6 @@ function RestoreProject ({ level: { organization, project } }: { level: Level })
   )
 }
 
-function Purge ({ level }: { level: Level }) {
-  const purge = async () => saying(call('purgeVersions', {
-    path: { organization: level.organization }, body: { ...inHistory(level), confirmed: true }, dangerous: ['secret:purge']
-  }))
-  return (
-    <Danger name='history.purge' title={`Purge the history of ${titleOf(level)}?`} run={purge}>
-      <p>All versions of this {kindOf(level)} are deleted. The present document stays. It cannot be undone.</p>
-    </Danger>
-  )
-}
+const purge = async (level: Level) => saying(call('purgeVersions', {
+  path: { organization: level.organization }, body: { ...inHistory(level), confirmed: true }, dangerous: ['secret:purge']
+}))

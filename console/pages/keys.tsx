@@ -10,7 +10,7 @@ type Policy = 'keep' | 're_encrypt'
 
 export const KeysPage = ({ level, project }: At) => (
   <>
-    <Help of='key' />
+    <Help text='Each project has a key that encrypts its documents. Either the server holds it, or only your own people do.' />
     <p>
       {project.isClient
         ? 'Only your own people hold the key of this project. The server cannot read its secrets.'
@@ -75,7 +75,7 @@ function Rotate ({ level, isClient = false }: { level: Level, isClient?: boolean
   }
   return (
     <Section title='Rotate the key' of='key.rotate'>
-      <Help of='rotation' />
+      <Help text='A rotation makes a new key and encrypts all current documents with it. The old key still opens old copies.' />
       <Form name='key.rotate' kind='danger' run={rotate}>
         {isClient && <NewKeyString label='New key string' />}
         <Field

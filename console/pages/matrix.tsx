@@ -35,7 +35,9 @@ export function MatrixPage ({ level, project: known }: At) {
             {project.isClient && project.format !== 'yaml' && project.format !== 'text'
               ? (
                 <KeyGate level={level} project={project}>
-                  <ClientMatrix key={project.levels.length} project={project} columns={project.levels} />
+                  <Later key={project.levels.length} name='matrix.open' kind='main'>
+                    <ClientMatrix project={project} columns={project.levels} />
+                  </Later>
                 </KeyGate>
                 )
               : names !== null
@@ -56,7 +58,6 @@ export function MatrixPage ({ level, project: known }: At) {
   )
 }
 
-/** The levels of a project whose names the page does not show. */
 const Levels = ({ project }: { project: Project }) => (
   <>
     <Empty>{project.isClient || project.format === 'text' ? 'Only the document of a level as a whole can be shown: open a level.' : 'Your role does not include the names of this project.'}</Empty>
@@ -101,10 +102,7 @@ function join (first: Omit<Part, 'total'>, second: Part): Omit<Part, 'total'> {
 }
 
 /** The matrix of a client-managed project: the browser reads and decrypts all levels. */
-const ClientMatrix = ({ project, columns }: { project: Project, columns: readonly Column[] }) =>
-  <Later name='matrix.open' kind='main'><ClientTable project={project} columns={columns} /></Later>
-
-function ClientTable ({ project, columns }: { project: Project, columns: readonly Column[] }) {
+function ClientMatrix ({ project, columns }: { project: Project, columns: readonly Column[] }) {
   const [done, setDone] = useState(0)
   const loaded = useLoad(() => readLevels(project, columns, setDone), [columns.length])
   return (
@@ -133,8 +131,8 @@ async function readLevels (project: Project, columns: readonly Column[], tell: (
 
 /** The rows of the matrix, with the same words as those of the service. */
 function rowsIn (columns: readonly Column[], documents: ReadonlyMap<Column, Values>): Row[] {
-  const isAbove = (one: Column, { level, target }: Column) =>
-    one.level === 'project' ? level !== 'project' : one.level === 'target' && level === 'environment' && one.target === target
+  const isAbove = (one: Column, { level, target }: Column) => level !== 'project' &&
+    (one.level === 'project' || (one.level === 'target' && level === 'environment' && one.target === target))
   const names = [...new Set([...documents.values()].flatMap((values) => [...values.keys()]))].sort()
   return names.map((name) => {
     const groups = new Map<string, number>()
@@ -147,7 +145,8 @@ function rowsIn (columns: readonly Column[], documents: ReadonlyMap<Column, Valu
       groups.set(value, value_group)
       const levels = above.map(({ level }) => level as 'project')
       if (own === undefined) return { state: 'inherited', from: levels.at(-1)!, value_group }
-      return levels.length === 0 ? { state: 'set', value_group } : { state: 'overrides', overrides: levels, value_group }
+      if (levels.length === 0) return { state: 'set', value_group }
+      return { state: 'overrides', overrides: levels, value_group }
     })
     return { name, cells }
   })

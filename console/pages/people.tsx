@@ -21,7 +21,7 @@ export function PeoplePage ({ organization }: { organization: string }) {
   return (
     <>
       <Head title='People' />
-      <Help of='role' />
+      <Help text='A role says what a member may do in the whole organization. Teams give roles in single projects.' />
       <Section title='Members'>
         <div class='toolbar'><ListSearch label='Search by name or address' change={setSearch} /></div>
         <List of={members} empty='No member matches.'>
@@ -36,7 +36,7 @@ export function PeoplePage ({ organization }: { organization: string }) {
       </Section>
       <Invitations organization={organization} />
       <Section title='Teams'>
-        <Help of='team' />
+        <Help text='A team gives its members a role in projects, if you like only in some targets or environments.' />
         <Later name='team.list'><Teams organization={organization} /></Later>
       </Section>
     </>
@@ -140,7 +140,6 @@ const Access = ({ organization, member, name }: { organization: string, member: 
   </Load>
 )
 
-/** The members and projects of a team. `reload`: loads the list of teams. */
 function Team ({ organization, id, name, reload }: Record<'organization' | 'id' | 'name', string> & { reload: () => Promise<void> }) {
   const path = { organization, team: id }
   const dangerous = ['team:update']

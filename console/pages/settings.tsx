@@ -27,17 +27,17 @@ export function SettingsPage ({ level: { organization, project: slug }, project 
   return (
     <>
       <Section title='Levels'>
-        <Help of='level' />
+        <Help text='A project, its targets and their environments are levels. A deeper level inherits the names of the levels above, and can override them.' />
         <LevelTree project={project} tool={(level) => level.target !== undefined && <DeleteLevel level={level} />} />
       </Section>
       <Section title='Add a target' of='target.create'>
-        <Help of='target' />
+        <Help text='A target is a part of a project that is deployed by itself, such as a service or an app.' />
         <Form name='target.create' run={addTarget}><Field label='Name of the target' name='name' required /></Form>
       </Section>
       {targets.length > 0 && (
         <section>
           <h2>Add an environment</h2>
-          <Help of='environment' />
+          <Help text='An environment is a stage of a target, such as live or test.' />
           <Form name='environment.create' run={addEnvironment} at={{ project: slug, target: targets[0]!.target! }}>
             <Field label='Target' name='target' options={targets.map(({ target, name }) => [target!, name])} />
             <Field label='Name of the environment' name='name' required />

@@ -71,7 +71,7 @@ function Organizations () {
       </ul>
       <details>
         <summary>Create an organization</summary>
-        <Help of='organization' />
+        <Help text='An organization is a company or a customer. Projects, people and tokens belong to one.' />
         <Form name='organization.create' run={create}><Field label='Name' name='name' required /></Form>
       </details>
     </section>
@@ -152,10 +152,8 @@ function CreateProject ({ organization }: { organization: string }) {
   return (
     <Form name='project.create' run={create}>
       <Field label='Name of the project' name='name' required />
-      <Help of='target' />
-      <Field label='Targets' name='targets' hint='Several names with commas, such as: backend, website. You can add them later.' />
-      <Help of='environment' />
-      <Field label='Environments of each target' name='environments' hint='Several names with commas, such as: test, live.' />
+      <Field label='Targets' name='targets' hint='Parts that are deployed by themselves, as names with commas, such as: backend, website. You can add them later.' />
+      <Field label='Environments of each target' name='environments' hint='Stages of a target, as names with commas, such as: test, live.' />
       <Field
         label='Format of the documents' name='secret_format'
         options={[['env', '.env: lines of NAME=value'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}

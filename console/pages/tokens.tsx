@@ -36,7 +36,7 @@ export function TokensPage ({ organization }: { organization: string }) {
           {(close) => <CreateToken organization={organization} done={(created) => { show(created); close() }} />}
         </InDialog>
       </Head>
-      <Help of='token' />
+      <Help text='A token lets a program call the API. It never allows more than its scopes, and can be limited to a part of the hierarchy.' />
       {shown !== undefined && <NewToken organization={organization} {...shown} close={() => setShown(undefined)} />}
       {ending.value !== undefined && ending.value > 0 && (
         <p class='attention'>
@@ -67,7 +67,6 @@ export function TokensPage ({ organization }: { organization: string }) {
   )
 }
 
-/** What a token is, what it reaches, who made it, when it ends and when it was last used. */
 function cellsOf ({ name, description, abilities, restrictions, owner, expires_at, created_by, ...token }: Token) {
   const sorted = (scopes: readonly Ability[]) => [...scopes].sort().join()
   const [preset] = Object.entries(PRESETS).find(([, scopes]) => sorted(scopes) === sorted(abilities)) ?? []

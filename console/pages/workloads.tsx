@@ -33,7 +33,7 @@ export function WorkloadsPage ({ organization }: { organization: string }) {
           {(close) => <RuleForm name='workload.create' save={(body) => create(organization, body)} {...{ organization, close }} />}
         </InDialog>
       </Head>
-      <Help of='workload' />
+      <Help text='A workload is a build, a pod or a virtual machine. A rule says which tokens of its platform it exchanges for access, so that no API token has to be stored there.' />
       <div class='toolbar'><ListSearch label='Search by name' change={setSearch} /></div>
       <List of={rules} empty={search === '' ? 'There is no rule. With one, a build or a pod signs in with the token of its platform, and you store no API token there.' : 'No rule matches.'}>
         {(found) => (
@@ -202,7 +202,6 @@ function keysOf (text: string): Body['jwks'] {
   try { return JSON.parse(text) as Body['jwks'] } catch { throw new Error('The public keys are no JSON text.') }
 }
 
-/** A line for each claim, with its name, value and type. */
 function ClaimFields ({ preset, rows, change, add }: {
   preset: Preset | '', rows: readonly Row[], change: (at: number, part: Partial<Row>) => void, add: () => void
 }) {
@@ -239,7 +238,6 @@ function ClaimFields ({ preset, rows, change, add }: {
   )
 }
 
-/** What the platform needs to use a rule, the test of a token, and the last logins and refusals. */
 function OpenRule ({ organization, id, rule }: OfRule) {
   const { name, preset, public_id } = rule
   const [check, setCheck] = useState<keyof typeof CHECKS | null>()
@@ -291,7 +289,6 @@ function Logins ({ organization, id, name }: Record<'organization' | 'id' | 'nam
   )
 }
 
-/** What an event says of the workload. */
 function textOf ({ subject, run, check, claims }: NonNullable<Event['attributes']['details']>): string {
   const said = [subject, run != null && `run ${run}`, claims]
   return [check != null && (CHECKS[check as keyof typeof CHECKS] ?? check), ...said].filter(Boolean).join(' · ')
