@@ -8,7 +8,6 @@ const NARROW = matchMedia('(max-width: 48rem)')
 export const isNarrow = signal(NARROW.matches)
 NARROW.addEventListener('change', () => { isNarrow.value = NARROW.matches })
 
-/** Whether the page is printed, with all its rows. */
 const isPrinted = signal(false)
 window.addEventListener('beforeprint', () => { isPrinted.value = true })
 window.addEventListener('afterprint', () => { isPrinted.value = false })

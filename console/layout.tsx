@@ -13,7 +13,6 @@ import { shownName } from './values.ts'
 
 // What surrounds each page: the side bar, the path to the place, and the search for names.
 
-/** Whether the side bar is shown on a phone. */
 export const isMenuOpen = signal(false)
 
 const ENTRIES = [

@@ -66,7 +66,6 @@ export async function readDocument (level: Level, isClient: boolean): Promise<Le
   return { ...found, text: isClient ? await openBlob(heldKey(projectPath(level)), found.content) : found.content }
 }
 
-/** The ETag and the version of a level, without decrypting it. */
 export const stateOf = async (level: Level): Promise<State> => await storedAt(level) ?? { etag: null, version: null }
 
 /** Stores a whole document. For a client-managed project, the browser encrypts. */

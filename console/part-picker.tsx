@@ -7,7 +7,6 @@ import { Check, Field, Load, type Fields, type Option } from './ui.tsx'
 
 // What tokens, rules and teams may do and where: the choice of scopes and of a part of the hierarchy, and their words.
 
-/** A box for each of the scopes. */
 export const ScopeChoices = ({ of, chosen, choose }: {
   of: readonly Ability[], chosen: readonly Ability[], choose: (chosen: Ability[]) => void
 }) => (
@@ -21,7 +20,6 @@ export const ScopeChoices = ({ of, chosen, choose }: {
   </div>
 )
 
-/** The scopes of a token or a rule in the cell of a table. */
 export const ScopesInWords = ({ of }: { of: readonly Ability[] }) => of.length < 4
   ? <>{wordsOfScopes(of)}</>
   : <details><summary>{of.length} permissions</summary>{wordsOfScopes(of)}</details>

@@ -13,7 +13,6 @@ import { escapeValue, needsEscapes, present, readValues, shownName, unescapeValu
 // Values on the page: hidden until they are asked for, and hidden again after 30 seconds, when the tab is hidden and
 // when the person goes to another page.
 
-/** The revealed values, by source and name. */
 const shown = signal<ReadonlyMap<string, string>>(new Map())
 document.addEventListener('visibilitychange', () => { if (document.hidden) shown.value = new Map() })
 effect(() => { if (place.value !== undefined) shown.value = new Map() })
@@ -36,7 +35,6 @@ export function conceal (source: string, name?: string) {
   if (ids.length > 0) hide(new Set(ids))
 }
 
-/** A revealed value; undefined: hidden. */
 export const revealed = (source: string, name: string): string | undefined => shown.value.get(idOf(source, name))
 
 export type { Project }

@@ -10,7 +10,6 @@ type Membership = Schemas['IncludedOrganization']['attributes']
 
 export const person = signal<{ id: string, name: string, email: string } | null>(null)
 export const memberships = signal<readonly Membership[]>([])
-/** The membership in the organization of the page. */
 export const membership = computed(() => memberships.value.find(({ slug }) => slug === place.value.organization))
 
 export async function loadPerson () {

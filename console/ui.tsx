@@ -61,7 +61,6 @@ function useRun<A extends unknown[]> (run: (...values: A) => unknown) {
 /** `icon`: the button shows the icon alone. `at`: the level of the action; by default the place of the page. */
 interface Look { name: Action, label?: string, description?: string, kind?: '' | 'main' | 'danger' | 'plain', icon?: IconName, at?: Partial<Place> }
 
-/** Whether the person has the scopes of an action. */
 export const may = (name: Action, at?: Partial<Place>): boolean => can(actionOf(name).needs, at)
 
 /**
@@ -298,7 +297,6 @@ export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unkno
   return { ...state, error: state.error, reload, set: (value) => setState({ value }) }
 }
 
-/** Shows what was loaded, its progress, or its error and a button to try again. */
 export function Show<T> ({ of: { value, error, reload }, children }: {
   of: LoadState<T>, children: (value: T) => ComponentChildren
 }) {
@@ -323,7 +321,6 @@ export function useList<T> (load: (page: number) => Promise<PageOf<T>>, dependen
 
 const TYPING_MS = 250
 
-/** A field that searches a list while the person types. */
 export function ListSearch ({ label, change }: { label: string, change: (text: string) => void }) {
   const timer = useRef<ReturnType<typeof setTimeout>>(undefined)
   const search = (text: string) => {

@@ -53,15 +53,15 @@ function KeyList ({ level }: { level: Level }) {
   )
 }
 
-function KeyString ({ level }: { level: Level }) {
-  const read = async () => (await call('getEncryptionKey', { path: level })).data.data.attributes.key ?? ''
-  return (
-    <Section title='Key string'>
-      <p>Whoever has it can decrypt every document of the project without the server. Each look is in the audit log.</p>
-      <Secret source={`key of ${projectPath(level)}`} name='key string' read={read} />
-    </Section>
-  )
-}
+const KeyString = ({ level }: { level: Level }) => (
+  <Section title='Key string'>
+    <p>Whoever has it can decrypt every document of the project without the server. Each look is in the audit log.</p>
+    <Secret
+      source={`key of ${projectPath(level)}`} name='key string'
+      read={async () => (await call('getEncryptionKey', { path: level })).data.data.attributes.key ?? ''}
+    />
+  </Section>
+)
 
 function Rotate ({ level, isClient = false }: { level: Level, isClient?: boolean }) {
   const [progress, setProgress] = useState('')

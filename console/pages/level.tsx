@@ -217,5 +217,4 @@ function NameList ({ level, project, rows, text }: At & { rows: readonly NameRow
   )
 }
 
-/** The columns of the buttons that open something. */
 const COLUMNS = { value: 0, edit: 3, history: 4 }

@@ -57,7 +57,6 @@ export function SettingsPage ({ level: { organization, project: slug }, project 
   )
 }
 
-/** Links to the levels of a project, each with its tool. */
 export const LevelTree = ({ project, tool }: { project: Project, tool?: (level: Level) => ComponentChildren }) => (
   <ul class='tree'>
     {project.levels.map((column) => (

@@ -328,7 +328,6 @@ for (const width of SIZES) {
     await button(page, 'Create token').click()
     await page.locator('.field', { has: page.getByLabel('Name of the token') }).getByRole('alert').waitFor()
     await page.getByLabel('Name of the token').fill('CI')
-    await button(page, 'Choose a project').click()
     await page.getByLabel('Project', { exact: true }).selectOption('shop')
     await page.getByLabel('Part of the project').selectOption('backend / live')
     await look(t, page, 'choice of a part')
@@ -511,7 +510,6 @@ async function people (t: Test, { page, url, service, rosa }: Visit, ada: Person
   for (const [choice, where] of [
     ['true', 'the project, but not production, with values from above'], ['', 'the project, but not production']
   ] as const) {
-    await button(page, 'Choose a project').click()
     await page.getByLabel('Project', { exact: true }).selectOption('shop')
     await page.getByLabel('Production').selectOption('production')
     await page.getByLabel('Values from the levels above').selectOption(choice)
@@ -605,7 +603,7 @@ t.test('CO-09: a value is in the page only for 30 seconds after its reveal, or u
   }
   await button(page, 'Save value').click()
   await page.getByRole('alert').getByText('The present value is hidden again.').waitFor()
-  await button(page, 'Cancel').click()
+  await button(page, 'Close').click()
   await button(page, /^Copy NAME/).click()
   t.notMatch(await html(page), CANARY, 'copying shows nothing')
   await button(page, /^Reveal NAME/).click()
