@@ -4,7 +4,7 @@ import { checkOf, newKey } from '../../src/client/keys.ts'
 import { holdKey } from '../held-keys.ts'
 import { storeDocument } from '../levels.ts'
 import { FileField } from '../import.tsx'
-import { partsInWords } from '../part-picker.tsx'
+import { partInWords, partsInWords } from '../part-picker.tsx'
 import { can, canSomewhere, rights } from '../rights.ts'
 import { go } from '../router.ts'
 import { NewKeyString } from '../secrets.tsx'
@@ -40,9 +40,9 @@ function Invitations () {
       {(found) => found.length > 0 && (
         <Section title='Invitations to you'>
           <ul class='list'>
-            {found.map(({ id, attributes: { organization, role, invited_by, expires_at } }) => (
+            {found.map(({ id, attributes: { organization, role, place, place_role, invited_by, expires_at } }) => (
               <li key={id}>
-                <p><strong>{organization.name}</strong> invites you as {roleName(role)}{invited_by !== null && `, by ${invited_by}`}, until <Time at={expires_at} />.</p>
+                <p><strong>{organization.name}</strong> invites you as {roleName(role)}{place !== null && place_role !== null && `, with the role ${roleName(place_role)} in ${partInWords(place)}`}{invited_by !== null && `, by ${invited_by}`}, until <Time at={expires_at} />.</p>
                 <div class='actions'>
                   <Act name='invitation.accept' kind='main' description={organization.name} run={answer('acceptInvitation', id)} />
                   <Act name='invitation.decline' description={organization.name} run={answer('declineInvitation', id)} />

@@ -372,7 +372,7 @@ t.test('times are ISO dates in the zone of the browser, which the title names', 
   const before = process.env.TZ
   t.teardown(() => { if (before === undefined) delete process.env.TZ; else process.env.TZ = before })
   for (const [zone, text, title] of [
-    ['UTC', '2026-11-30 23:40', '2026-11-30 23:40:05 UTC, UTC'],
+    ['UTC', '2026-11-30 23:40', '2026-11-30 23:40:05 UTC+00:00, UTC'],
     ['Europe/Berlin', '2026-12-01 00:40', '2026-12-01 00:40:05 UTC+01:00, Europe/Berlin'],
     ['America/St_Johns', '2026-11-30 20:10', '2026-11-30 20:10:05 UTC-03:30, America/St_Johns']
   ] as const) {

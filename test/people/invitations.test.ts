@@ -194,6 +194,38 @@ t.test('a person without an account joins by the link, which accepts its own inv
   }
 })
 
+t.test('the person sees the place of an invitation and the role there: by the API, the link and the account page', async (t) => {
+  const { o, call, members } = await nimbus()
+  const paths: [path: string, name: string][] = [
+    [`/${o}/projects`, 'Shop'], [`/${o}/shop/targets`, 'Backend'], [`/${o}/shop/backend/environments`, 'Live']
+  ]
+  for (const [path, name] of paths) await call('POST', path, { name })
+  const [person, email] = [await makePerson(service), newcomer()]
+  const place = { project: 'shop', target: 'backend', environment: 'live' }
+  for (const one of [person.email, email]) {
+    const { status } = await call('POST', members, { email: one, role: 'guest', place, place_role: 'billing_manager' })
+    t.equal(status, 422)
+    t.equal((await call('POST', members, { email: one, role: 'guest', place, place_role: 'api_user' })).status, 201)
+  }
+  const own = async () => (await (await as(person))('GET', '/user/invitations')).body.data[0].attributes
+  const browser = await signedIn(person)
+  const shown = async () => [(await visitor(address).open(await linkTo(email))).text, (await browser.open('/account')).text]
+  t.match(await own(), { role: 'guest', place, place_role: 'api_user' })
+  for (const text of await shown()) t.match(text, 'as guest, with the role API user in shop / backend / live, ')
+
+  await call('PATCH', `/${o}/shop/backend/live`, { slug: 'production' })
+  t.match((await own()).place, { environment: 'production' })
+  for (const text of await shown()) t.match(text, 'in shop / backend / production, ')
+  await call('DELETE', `/${o}/shop/backend/production`)
+  t.match(await own(), { role: 'guest', place: null, place_role: 'api_user' })
+  for (const text of await shown()) t.match(text, /as guest, (?:invited )?by /, 'a deleted place gives no role')
+
+  const other = await nimbus()
+  await other.invite(person.email)
+  t.match(await own(), { role: 'developer', place: null, place_role: null }, 'an invitation without a place')
+  t.match((await browser.open('/account')).text, /as developer, invited by /)
+})
+
 t.test('of two requests with one link, one makes the account', async (t) => {
   const { o, invite } = await nimbus()
   const email = newcomer()

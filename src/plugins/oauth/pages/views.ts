@@ -4,7 +4,7 @@ import { NAME_LENGTH } from '../../../../schemas/shapes.ts'
 import { PASSWORD, type Role } from '../../../../schemas/users.ts'
 import { formField, qrCode, type Page } from '../../../http/pages/pages.ts'
 import type { Application } from '../../../repositories/people/oauth.ts'
-import type { OwnInvitation } from '../../../repositories/people/invitations.ts'
+import type { OwnInvitation, Shown } from '../../../repositories/people/invitations.ts'
 import type { PersonalEvent } from '../../../repositories/people/personal-events.ts'
 import type { Session, SessionClient } from '../../../repositories/people/sessions.ts'
 import type { OwnToken } from '../../../repositories/people/tokens.ts'
@@ -231,13 +231,13 @@ const NO_DEFAULT = html`<button type="submit" formmethod="dialog" hidden></butto
 
 /** Shown to an invited person without an account: the form creates the account and accepts the invitation. */
 export function joinPage (
-  cookie: string, link: string, { email, role, invited_by, organization }: OwnInvitation, problem?: string
+  cookie: string, link: string, { email, invited_by, organization, ...roles }: Shown<OwnInvitation>, problem?: string
 ): Page {
   return {
     title: 'Accept an invitation',
     status: problem === undefined ? 200 : 422,
     body: html`<h1>Join ${organization.name}?</h1>
-<p>You are invited to the organization <strong>${organization.name}</strong>, as ${ROLE_NAMES[role]}, by ${inviterOf(invited_by)}. To accept, enter your name and a password for a new account. To decline, close this page.</p>
+<p>You are invited to the organization <strong>${organization.name}</strong>, as ${rolesOf(roles)}, by ${inviterOf(invited_by)}. To accept, enter your name and a password for a new account. To decline, close this page.</p>
 <p class="soft">${seenAfterAcceptance('The organization')}</p>
 ${problemOf(problem)}
 <form method="post" action="/account/invitation/${link}">
@@ -252,7 +252,7 @@ ${newPassword(problem)}
 }
 
 /** Shown to a user whose account has another address than the invitation. */
-export function otherAccountPage ({ cookie, user }: SignedIn, { email, organization }: OwnInvitation): Page {
+export function otherAccountPage ({ cookie, user }: SignedIn, { email, organization }: Pick<OwnInvitation, 'email' | 'organization'>): Page {
   return {
     title: 'This invitation is for another address',
     status: 403,
@@ -284,7 +284,7 @@ export interface Account {
   /** The hash of the current session. */
   session: Buffer
   memberships: readonly Membership[]
-  invitations: HeldPage<OwnInvitation>
+  invitations: HeldPage<Shown<OwnInvitation>>
   sessions: HeldPage<Session>
   tokens: HeldPage<OwnToken>
   applications: HeldPage<Application>
@@ -320,10 +320,10 @@ ${invitations.page === 1 && invitations.isLast && invitations.rows.length === 0
     ? ''
     : html`<h2>Invitations</h2>
 <p class="soft">${seenAfterAcceptance('An organization')} If you decline, the organization sees that the invited address declined.</p>
-${heldOf(cookie, 'invitations', invitations.rows.map(({ id, organization, role, invited_by, expires_at }) => ({
+${heldOf(cookie, 'invitations', invitations.rows.map(({ id, organization, invited_by, expires_at, ...roles }) => ({
     id,
     title: organization.name,
-    text: html`as ${ROLE_NAMES[role]}, invited by ${inviterOf(invited_by)}, valid until ${dayOf(expires_at)}`
+    text: html`as ${rolesOf(roles)}, invited by ${inviterOf(invited_by)}, valid until ${dayOf(expires_at)}`
   })), { accept: 'Accept', decline: 'Decline' })}
 ${pagesOf('invitations', invitations)}`}
 <h2>Organizations</h2>
@@ -596,6 +596,12 @@ const ROLE_NAMES: Record<Role, string> = {
   api_user: 'API user',
   guest: 'guest'
 }
+
+/** The role that an invitation gives in the organization, and the one in its place. */
+const rolesOf = ({ role, place, place_role }: Pick<Shown<OwnInvitation>, 'role' | 'place' | 'place_role'>): string =>
+  ROLE_NAMES[role] + (place === null || place_role === null
+    ? ''
+    : `, with the role ${ROLE_NAMES[place_role]} in ${[place.project, place.target, place.environment].filter(Boolean).join(' / ')}`)
 
 const organizationsOf = (memberships: readonly Membership[], none: string): Html => memberships.length === 0
   ? html`<dd>${none}</dd>`
