@@ -83,7 +83,7 @@ function LevelField ({ organization, project }: { organization: string, project:
   )
 }
 
-type Part = Schemas['TeamRestriction'] & { project?: string }
+type Part = Schemas['TeamRestriction'] & { project?: string | undefined }
 
 export const partInWords = ({ project, target, environment, except_status, inherited }: Part): string =>
   ([project, target, environment].filter(Boolean).join(' / ') || 'the project') +
@@ -92,6 +92,10 @@ export const partInWords = ({ project, target, environment, except_status, inher
 /** Restrictions in words; `whole`: what is reached without any. */
 export const partsInWords = (parts: readonly Part[], whole: string): string =>
   parts.length === 0 ? whole : [...new Set(parts.map(partInWords))].join('; ')
+
+/** Restrictions in words, where the project is known. */
+export const partsOfProject = (parts: readonly Part[]): string =>
+  partsInWords(parts.map((part) => ({ ...part, project: undefined })), 'the whole project')
 
 /** The restriction that a person has chosen; empty for the whole project. */
 export function chosenPart ({ level = '', inherited, except_status = '' }: Fields) {

@@ -1,7 +1,7 @@
 import { useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from '../api.ts'
 import { Invitations } from '../invitations.tsx'
-import { chosenPart, partsInWords, PartPicker } from '../part-picker.tsx'
+import { chosenPart, PartPicker, partsOfProject } from '../part-picker.tsx'
 import { accessOf } from '../rights.ts'
 import { go } from '../router.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
@@ -131,7 +131,7 @@ const Access = ({ organization, member, name }: { organization: string, member: 
             label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
             rows={projects.flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
               `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
-              wordsOfScopes(scopes), partsInWords(restrictions, 'the whole project')
+              wordsOfScopes(scopes), partsOfProject(restrictions)
             ] as const))}
           />
         )}
@@ -183,7 +183,7 @@ function Team ({ organization, id, name, reload }: Record<'organization' | 'id' 
           <Table
             label={`Projects of ${name}`} head={['Project', 'Role', 'Where', 'Change']} empty='No project yet.'
             rows={team.projects.map(({ id, slug, name, role, restrictions }) => [
-              id, name, roleName(role), partsInWords(restrictions, 'the whole project'), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
+              id, name, roleName(role), partsOfProject(restrictions), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
             ])}
           />
           <Form name='team-project.set' run={setProject}>

@@ -4,7 +4,7 @@ import { checkOf, newKey } from '../../src/client/keys.ts'
 import { holdKey } from '../held-keys.ts'
 import { storeDocument } from '../levels.ts'
 import { FileField } from '../import.tsx'
-import { partInWords, partsInWords } from '../part-picker.tsx'
+import { partInWords, partsOfProject } from '../part-picker.tsx'
 import { can, canSomewhere, rights } from '../rights.ts'
 import { go } from '../router.ts'
 import { NewKeyString } from '../secrets.tsx'
@@ -107,7 +107,7 @@ function Projects ({ organization }: { organization: string }) {
           label='Parts of projects' head={['Project', 'Your part']}
           rows={parts.map(({ id, slug, name, rights }) => [
             id, <To to={{ page: 'matrix', organization, project: slug }}>{name}</To>,
-            partsInWords(rights.flatMap(({ restrictions }) => restrictions), 'the project')
+            partsOfProject(rights.flatMap(({ restrictions }) => restrictions))
           ])}
         />
       )}
