@@ -2,12 +2,13 @@ import { effect, signal } from '@preact/signals'
 import { accessToken, BASE, patientFetch, shortToken, unreachable } from './auth.ts'
 import { parseJson } from '../src/rules/documents/json.ts'
 import { place } from './router.ts'
-import { textOf, type Operation } from './operations.ts'
+import texts from '../dist/openapi-operations.json'
 import type { components, operations } from '../dist/openapi-types.d.ts'
 
 // The only place that calls the API. Its types are generated from openapi.yaml.
 
 export type Schemas = components['schemas']
+export type Operation = keyof operations & keyof typeof texts
 
 type Parameters<O extends Operation> = operations[O]['parameters']
 type In<P, K extends string> = P extends { [k in K]?: infer V } ? NonNullable<V> : Record<never, never>
@@ -37,7 +38,6 @@ export interface Reply<O extends Operation> {
   data: Answer<O>, etag?: string | undefined, headers: Headers, text: string
 }
 
-/** An error of the API, in its words. */
 export class ApiError extends Error {
   status: number
   code: string
@@ -67,16 +67,15 @@ export interface Sent { method: string, url: string, body: string | undefined, h
 export const sent = signal<readonly Sent[]>([])
 const MAX_SENT = 30
 effect(() => { if (place.value !== undefined) sent.value = [] })
-const SECRET_FIELDS = new Set('plaintext content set encryption_key key_proof key_check secrets versions'.split(' '))
+const SECRET_FIELDS = new Set('plaintext content set encryption_key key_proof key_check secrets versions token'.split(' '))
 
-/** The body with secret fields left out. */
 const withoutSecrets = (body: object): string => JSON.stringify(body, (name, value: unknown) =>
   SECRET_FIELDS.has(name) ? (name === 'set' ? Object.fromEntries(Object.keys(value as object).map((key) => [key, '…'])) : '…') : value)
 
 /** Calls an operation. Waits after a 429, and throws `ApiError` for other errors. */
 export async function call<O extends Operation> (operation: O, request: Request<O> = {}): Promise<Reply<O>> {
   const { path = {}, query = {}, body: content, json = JSON.stringify(content), etag, dangerous, accept = 'application/json' } = request
-  const [method = '', template = ''] = textOf(operation).split(' ')
+  const [method = '', template = ''] = texts[operation].split(' ')
   const url = BASE.href.slice(0, -1) + template.replace(/\{(\w+)\}/g, (_, name: string) =>
     encodeURIComponent((path as Record<string, string>)[name] ?? '')) + queryOf(query)
   const headers: Record<string, string> = { accept }
@@ -133,7 +132,6 @@ function queryOf (query: object): string {
   return pairs.length === 0 ? '' : `?${new URLSearchParams(pairs.map(([name, value]) => [name, String(value)]))}`
 }
 
-/** A request as a command for a shell. The token comes from the environment. */
 export function curlOf ({ method, url, headers, body }: Sent): string {
   const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`
   const parts = ['-X', method, quoted(url), '-H', '"Authorization: Bearer $STRONGROOM_TOKEN"']

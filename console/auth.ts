@@ -1,18 +1,15 @@
 import { signal } from '@preact/signals'
-import { CONSOLE_CLIENT, DAILY_SCOPES } from '../schemas/console.ts'
+import { CONSOLE_CLIENT, DAILY_SCOPES, PRIVILEGED_SECONDS } from '../schemas/console.ts'
 
 // Sign-in: OAuth 2.0 authorization code with PKCE. Tokens, codes and verifiers are in memory only. While the session of
 // the browser lasts, a token needs no page (`prompt=none`); else a person signs in, and the request is made again.
 
 /** The address of the service, with a slash at its end. This module is served as `console/main-….js`. */
 export const BASE = new URL('..', import.meta.url)
-/** The path of this application. */
 export const HOME = `${BASE.pathname}console`
 const REDIRECT = new URL('console/', BASE).href
 const CHANNEL = 'strongroom-console-sign-in'
 const WINDOW = 'window:'
-/** The age that a sign-in may have before a dangerous action, and the time for which the page keeps its token. */
-const MAX_AGE_SECONDS = 300
 
 interface Token { access: string, scopes: readonly string[], until: number }
 let daily: Token | undefined
@@ -24,7 +21,6 @@ const MAX_ATTEMPTS = 5
 const MAX_WAIT_SECONDS = 90
 const MAX_REQUEST_MS = 5 * 60 * 1000
 
-/** For a request without an answer. */
 export function unreachable (): never {
   throw new Error('The service cannot be reached. Check the connection and try again.')
 }
@@ -195,8 +191,8 @@ export async function shortToken (scopes: readonly string[], isRejected = false)
   if (isRejected) short = undefined
   const held = short !== undefined && short.until > Date.now() ? short.scopes : []
   if (!scopes.every((scope) => held.includes(scope))) {
-    const token = await tokenFor([...new Set([...DAILY_SCOPES, ...scopes])], { max_age: String(MAX_AGE_SECONDS) })
-    short = { ...token, until: Math.min(token.until, Date.now() + MAX_AGE_SECONDS * 1000) }
+    const token = await tokenFor([...new Set([...DAILY_SCOPES, ...scopes])], { max_age: String(PRIVILEGED_SECONDS) })
+    short = { ...token, until: Math.min(token.until, Date.now() + PRIVILEGED_SECONDS * 1000) }
   }
   return short!.access
 }

@@ -1,20 +1,24 @@
-import { useState } from 'preact/hooks'
-import { ApiError } from './api.ts'
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
+import { ApiError, type Schemas } from './api.ts'
 import {
-  changeNames, changesBetween, kindOf, levelOf, levelPath, stateOf, titleOf, titleOfColumn, undoChange, type Cell,
+  callLevel, changeNames, changesBetween, kindOf, levelOf, levelPath, stateOf, titleOf, undoChange, type Cell,
   type Column, type Level, type Row, type State
 } from './levels.ts'
-import { readOne, Secret, ValueField, type At, type Project } from './secrets.tsx'
-import { Act, changed, Changes, Dialog, Field, say, To, useForgetting } from './ui.tsx'
-import { shownName, type Comparison, type NameChange } from './values.ts'
+import { Difference } from './difference.tsx'
+import { can, type Project } from './rights.ts'
+import { conceal, readOne, reveal, revealed, Secret, ValueField, type At } from './secrets.tsx'
+import { Act, changed, Changes, Dialog, Empty, Field, Problem, Progress, say, Show, Time, To, useForgetting, useLoad } from './ui.tsx'
+import { present, shownName, type Comparison, type NameChange } from './values.ts'
 
-// Changing a name of a level.
+// Changing a name of a level, and the history of a name.
 
-/** Says what was changed, with an undo. `etag`: as in `undoChange`; undefined: nothing changed. */
-export function sayChanged (text: string, level: Level, etag: string | null | undefined, isClient: boolean) {
+/** Says what was changed, with an undo. `etag`, `versions`: as in `undoChange`; undefined: nothing changed. */
+export function sayChanged (
+  text: string, level: Level, etag: string | null | undefined, isClient: boolean, versions = 1
+) {
   if (etag === undefined) return say('Nothing changed: it was like this already.')
   changed(text, async () => {
-    await undoChange(level, etag, isClient)
+    await undoChange(level, etag, isClient, versions)
     changed(`Undone: ${titleOf(level)} is as it was before.`)
   })
 }
@@ -58,37 +62,129 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
   return { apply, view, forget }
 }
 
-/** The form for the value of a name. `known`: the names that the level has or inherits. */
-export function SetName ({ level, project, base, name, done, known = [] }: At & {
-  base: State, name?: string | undefined, done: () => void, known: readonly { name: string }[] | undefined
+/**
+ * The form for the value of a name. `known`: the names that the level has or inherits. `loads`: it begins with the
+ * present value.
+ */
+export function SetName ({ level, project, base, name, done, known = [], loads = false }: At & {
+  base: State
+  name?: string | undefined
+  known: readonly { name: string }[] | undefined
+  loads?: boolean
+  done: () => void
 }) {
   const [newName, setNewName] = useState(name ?? '')
   const [value, setValue] = useState<string | undefined>('')
   // The present value as the field was filled with it. It is forgotten if nobody changes it.
-  const [present, setPresent] = useState<{ count: number, value: string }>({ count: 0, value: '' })
+  const [present, setPresent] = useState<{ count: number, value: string, isForgotten?: boolean }>({ count: 0, value: '' })
+  const [error, setError] = useState<unknown>()
   const isKnown = known.some((one) => one.name === newName)
   const { apply, view, forget } = useChange(level, project, done)
   const change = (text: string | undefined) => { setValue(text); forget() }
   const isUnchanged = present.count > 0 && present.value !== '' && value === present.value
-  const fill = (text: string) => { setPresent(({ count }) => ({ count: count + 1, value: text })); setValue(text) }
-  useForgetting(isUnchanged, () => fill(''))
+  const fill = (text: string, isForgotten = false) => {
+    setPresent(({ count }) => ({ count: count + 1, value: text, isForgotten }))
+    setValue(text)
+  }
+  useForgetting(isUnchanged, () => fill('', true))
+  const load = async () => fill(await readOne(level, name!, project))
+  useEffect(() => { if (loads && name !== undefined) load().catch(setError) }, [])
+  const isLeft = present.isForgotten === true && value === ''
   const save = async () => {
     if (newName === '' && name === undefined) throw new Error('Enter a name.')
     if (value === undefined) throw new Error('Correct the escapes first.')
+    if (isLeft) throw new Error('The present value is hidden again. Start from it once more, or enter another one.')
     await apply({ set: { [newName]: value } }, base, `Saved ${shownName(newName)} in ${titleOf(level)}.`)
   }
+  const form = useRef<HTMLDivElement>(null)
+  useLayoutEffect(() => { if (present.count > 0 && present.isForgotten !== true) form.current?.querySelector('textarea')?.focus() }, [present.count])
   return (
-    <div class='set'>
+    <div class='set' ref={form}>
       {name === undefined && <Field label='Name' name='name' onInput={(text) => { setNewName(text); forget() }} required {...(isKnown && { hint: 'The level has or inherits this name already. Saving sets a new value for this level.' })} />}
-      <ValueField key={present.count} label={name === undefined ? 'Value' : 'New value'} value={present.value} change={change} />
-      {name !== undefined && isKnown && <Act name='name.load' kind='plain' run={async () => fill(await readOne(level, name, project))} />}
-      <Act name='name.set' kind='main' run={save} />
+      {loads && present.count === 0 && error === undefined
+        ? <Progress />
+        : <ValueField key={present.count} label={name === undefined ? 'Value' : 'New value'} value={present.value} change={change} />}
+      <Problem error={error} />
+      <div class='actions'>
+        <Act name='name.set' kind='main' at={level} run={save} />
+        {name !== undefined && isKnown && <Act name='name.load' kind='plain' run={load} />}
+      </div>
       {view}
     </div>
   )
 }
 
-/** The names and levels of a project. */
+export const hasNameHistory = ({ isClient, format }: Project): boolean => !isClient && format !== 'text'
+
+const CHANGES: Record<Schemas['NameChange']['attributes']['change'], string> = { added: 'Added', changed: 'Changed', removed: 'Removed' }
+
+/** The changes of a name at a level: who, when, what changed, and a restore of an earlier value. */
+export function NameHistory ({ level, project, name }: At & { name: string }) {
+  const [pages, setPages] = useState(1)
+  const source = `history ${levelPath(level)} ${name}`
+  useEffect(() => () => conceal(source), [source])
+  const { apply, view } = useChange(level, project, () => {})
+  const loaded = useLoad(async () => {
+    const list: Schemas['NameChange'][] = []
+    const counts = { unreadable: 0, missing: 0 }
+    let next: string | null | undefined
+    for (let page = 0; page < pages && next !== null; page++) {
+      const { data, meta } = (await callLevel('readNameHistory', level, { query: { name, ...next && { after: next } } })).data
+      list.push(...data)
+      counts.unreadable += meta.unreadable
+      counts.missing += meta.missing
+      next = meta.next
+    }
+    return { list, next, ...counts }
+  }, [name, pages])
+  /** The value after a change, and before it. */
+  const valuesOf = async (id: string) => {
+    const { data: { data } } = await callLevel('readNameHistory', level, { query: { name, values: true, after: String(Number(id) + 1) } })
+    const i = data.findIndex((one) => one.id === id)
+    return [present(data[i]?.attributes.value === null ? '' : data[i]?.attributes.value), data[i + 1]?.attributes.value] as const
+  }
+  const show = (id: string, isRemoved: boolean) => async () => {
+    const [after, before] = await valuesOf(id)
+    reveal(source, [...isRemoved ? [] : [[`${id} after`, after] as const], ...before == null ? [] : [[`${id} before`, before] as const]])
+  }
+  const restore = (id: string, isRemoved: boolean) => async () => {
+    const change = isRemoved ? { unset: [name] } : { set: { [name]: (await valuesOf(id))[0] } }
+    await apply(change, await stateOf(level), `Restored ${shownName(name)} in ${titleOf(level)} as of version ${id}.`)
+  }
+  return (
+    <div role='region' aria-label={`Changes of ${shownName(name)}`}>
+      {view}
+      <Show of={loaded}>
+        {({ list, next, unreadable, missing }) => (
+          <>
+            {list.length === 0 && <Empty>No version of {titleOf(level)} that can be read has changed this name.</Empty>}
+            <ol class='timeline'>
+              {list.map(({ id, attributes: { change, created_at, created_by } }, i) => {
+                const [before, after] = [revealed(source, `${id} before`), revealed(source, `${id} after`)]
+                const isShown = before !== undefined || after !== undefined
+                return (
+                  <li key={id}>
+                    <p><strong>{CHANGES[change]}</strong> <Time at={created_at} /> by {created_by?.name ?? 'the operator'}, version {id}</p>
+                    {isShown && <Difference before={before} after={after} />}
+                    <div class='actions'>
+                      {isShown
+                        ? <Act name='hide' kind='plain' description={`version ${id}`} run={() => { conceal(source, `${id} before`); conceal(source, `${id} after`) }} />
+                        : <Act name='reveal' kind='plain' description={`version ${id}`} run={show(id, change === 'removed')} />}
+                      {i > 0 && <Act name='name.restore' kind='plain' at={level} description={`version ${id}`} run={restore(id, change === 'removed')} />}
+                    </div>
+                  </li>
+                )
+              })}
+            </ol>
+            {unreadable + missing > 0 && <p class='hint'>{[unreadable > 0 && `${unreadable} versions cannot be read`, missing > 0 && `${missing} writes have no version`].filter(Boolean).join('; ')}.</p>}
+            {next !== null && <Act name='history.more' run={() => setPages(pages + 1)} />}
+          </>
+        )}
+      </Show>
+    </div>
+  )
+}
+
 export interface Grid { project: Project, columns: readonly Column[], rows: readonly Row[] }
 
 /** A cell of the matrix: what it means, its value, and its changes. Without a name: a new name at a level. */
@@ -96,6 +192,7 @@ export function CellDialog ({ project, columns, column: first, rows, name, cell,
   column: number, name?: string | undefined, cell?: Cell | undefined, close: () => void
 }) {
   const [column, setColumn] = useState(first)
+  const [isTraced, setTraced] = useState(false)
   const at = columns[column]!
   const level = levelOf(project, at)
   const { apply, view } = useChange(level, project, close)
@@ -107,18 +204,26 @@ export function CellDialog ({ project, columns, column: first, rows, name, cell,
         ? (
           <Field
             label='Level' name='level' value={String(column)} onInput={(value) => setColumn(Number(value))}
-            options={columns.map((one, i) => [String(i), [one.environment === null ? undefined : one.target, titleOfColumn(one)].filter(Boolean).join(' / ')])}
+            options={columns.flatMap((one, i) => can(['secret:write'], levelOf(project, one)) ? [[String(i), titleOf(levelOf(project, one))]] : [])}
           />
           )
         : <p>{sentenceOf(cell!, level)}</p>}
       {name !== undefined && cell !== undefined && cell.state !== 'missing' && cell.state !== 'unknown' && <Secret source={levelPath(level)} name={name} read={() => readOne(level, name, project)} />}
-      <h3>{isHere ? 'Change the value' : `Set a value in ${titleOf(level)}`}</h3>
-      <SetName key={column} level={level} project={project} base={at} name={name} done={close} known={rows.filter(({ cells }) => cells[column]?.state !== 'missing')} />
-      {name !== undefined && isHere && (
-        <Act name='name.remove' kind='danger' run={() => apply({ unset: [name] }, at, `Removed ${shownName(name)} from ${titleOf(level)}.`)} />
+      {can(['secret:write'], level) && (
+        <>
+          <h3>{isHere ? 'Change the value' : `Set a value in ${titleOf(level)}`}</h3>
+          <SetName key={column} level={level} project={project} base={at} name={name} done={close} known={rows.filter(({ cells }) => cells[column]?.state !== 'missing')} />
+        </>
       )}
       {view}
-      <p><To to={{ page: 'level', ...level }}>Open the level {titleOf(level)}</To></p>
+      <div class='actions'>
+        {name !== undefined && isHere && (
+          <Act name='name.remove' kind='danger' at={level} run={() => apply({ unset: [name] }, at, `Removed ${shownName(name)} from ${titleOf(level)}.`)} />
+        )}
+        {name !== undefined && hasNameHistory(project) && <Act name='name.history' at={level} more={{ 'aria-expanded': isTraced }} run={() => setTraced(!isTraced)} />}
+        <To to={{ page: 'level', ...level }}>Open the level {titleOf(level)}</To>
+      </div>
+      {name !== undefined && isTraced && <NameHistory level={level} project={project} name={name} />}
     </Dialog>
   )
 }

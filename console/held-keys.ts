@@ -21,7 +21,6 @@ export function forgetKey (project: string) {
   held.value = new Map([...held.value].filter(([id]) => id !== project))
 }
 
-/** Forgets all keys, when the person signs out. */
 export const forgetKeys = () => [...held.peek().keys()].forEach(forgetKey)
 
 export const isOpen = (project: string): boolean => held.value.has(project)

@@ -1,9 +1,13 @@
 import { useState } from 'preact/hooks'
 import { ApiError, type Schemas } from './api.ts'
+import { sayChanged } from './cell.tsx'
 import { callLevel, isRefused, readDocument, requireParsed, storeDocument, titleOf, type Level } from './levels.ts'
 import { ValueField, type At, type Project } from './secrets.tsx'
 import { Act, Changes, Check, Field, Form, messageOf } from './ui.tsx'
-import { compareValues, differencesIn, readValues, shownName, typedValues, type Comparison, type Format } from './values.ts'
+import {
+  changeValues, compareValues, differencesIn, inParts, isSet, objectText, readValues, setTyped, shownName, typedEntries,
+  type Comparison, type Entry, type Format
+} from './values.ts'
 
 // Import of a text into a level, with a preview of what it adds, changes and removes.
 
@@ -54,11 +58,12 @@ type Warning = Schemas['DocumentWarning']
 
 interface ImportPlan {
   names: Comparison | null
-  etag: string | null
   /** Where other programs read other values in the text. `warnings_more`: how many are not listed. */
   warnings?: Warning[]
   warnings_more?: number
-  store: () => Promise<string | undefined>
+  /** The requests of the import. Each gets the ETag after the one before it, and returns the ETag after it. */
+  parts: readonly ((etag: string | null) => Promise<string | undefined>)[]
+  etag: string | null
 }
 
 const DIFFERENCES: Record<Warning['reason'], string> = {
@@ -76,7 +81,7 @@ const DIFFERENCES: Record<Warning['reason'], string> = {
   unreadable: 'the text does not parse.'
 }
 
-function Warnings ({ warnings = [], warnings_more: more = 0 }: Pick<ImportPlan, 'warnings' | 'warnings_more'>) {
+function Warnings ({ warnings = [], warnings_more: more = 0 }: ImportPlan) {
   if (warnings.length === 0) return null
   return (
     <div class='warnings' role='status'>
@@ -91,33 +96,44 @@ function Warnings ({ warnings = [], warnings_more: more = 0 }: Pick<ImportPlan, 
   )
 }
 
-/** Imports a text into a level. `done` gets the ETag after the import. */
-export function Import ({ level, project, done }: At & { done: (text: string, etag: string | undefined) => void }) {
+export function Import ({ level, project }: At) {
   const [text, setText] = useState<string | undefined>('')
   const [count, setCount] = useState(0)
   const [format, setFormat] = useState<Format>(project.format)
-  const [keepsOthers, setKeepsOthers] = useState(false)
+  const [keeps, setKeeps] = useState(true)
   const [plan, setPlan] = useState<ImportPlan>()
-  const change = (text: string | undefined, found = format, keeps = keepsOthers) => {
+  // Names that cannot be compared cannot be kept.
+  const hasNames = project.format !== 'text' && !(project.isClient && project.format === 'yaml')
+  const change = (text: string | undefined, found = format, isKeeping = keeps) => {
     setText(text)
     setFormat(found)
-    setKeepsOthers(keeps)
+    setKeeps(isKeeping)
     setPlan(undefined)
   }
   const preview = async () => {
     if (text === undefined) throw new Error('Correct the escapes first.')
-    setPlan(await planImport(level, project, text, format, keepsOthers))
+    setPlan(await planImport(level, project, text, format, keeps && hasNames))
   }
   const store = async () => {
+    const { parts, etag: before } = plan!
+    let [etag, stored, versions] = [before, 0, 0]
     try {
-      done(`Imported into ${titleOf(level)}.`, await plan!.store())
+      for (const part of parts) {
+        const after = await part(etag)
+        stored++
+        if (after === undefined || after === etag) continue
+        etag = after
+        versions++
+      }
       // A new key empties the form.
       setCount(count + 1)
       change('')
+      sayChanged(`Imported into ${titleOf(level)}.`, level, versions === 0 ? undefined : etag, project.isClient, versions)
     } catch (error) {
+      if (versions > 0) sayChanged(`Imported ${stored} of ${parts.length} parts.`, level, etag, project.isClient, versions)
       if (!(error instanceof ApiError && error.status === 412)) throw error
       await preview()
-      throw new Error(`${titleOf(level)} was changed meanwhile. Nothing is imported yet: this is what the import does now.`)
+      throw new Error(`${titleOf(level)} was changed meanwhile. ${versions === 0 ? 'Nothing is imported yet' : 'Only a part is imported yet'}: this is what the import does now.`)
     }
   }
   return (
@@ -128,14 +144,15 @@ export function Import ({ level, project, done }: At & { done: (text: string, et
           label='Format of the text' name='format' value={format} onInput={(value) => change(text, value as Format)}
           options={[['env', '.env'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}
         />
-        <Check name='keep' label='Keep the names that the text does not have' checked={keepsOthers} onChange={(value) => change(text, format, value)} />
+        {hasNames && <Check name='keep' label='Keep the names that the text does not have' checked={keeps} onChange={(value) => change(text, format, value)} />}
       </Form>
       {plan !== undefined && (
         <section class='preview'>
           <h3>What the import does in {titleOf(level)}</h3>
-          <Changes of={plan.names} />
+          <Changes of={plan.names} none='The names cannot be compared. The text replaces the whole document.' />
+          {plan.parts.length > 1 && <p>{`The text is long. It is imported in ${plan.parts.length} parts, each with a version.`}</p>}
           <Warnings {...plan} />
-          <Act name='import.store' kind='main' run={store} />
+          <Act name='import.store' kind={plan.names?.removed.length === 0 ? 'main' : 'danger'} run={store} />
         </section>
       )}
     </div>
@@ -144,62 +161,91 @@ export function Import ({ level, project, done }: At & { done: (text: string, et
 
 /** Finds out what an import would do. The service compares, or the browser if only clients have the key. */
 async function planImport (
-  level: Level, project: Project, text: string, format: Format, keepsOthers: boolean
+  level: Level, project: Project, text: string, format: Format, keeps: boolean
 ): Promise<ImportPlan> {
-  const { isClient } = project
-  if (format === project.format && !keepsOthers) {
-    if (isClient) {
-      requireParsed(format, text)
-      const notes = warningsIn(format, text)
-      const { text: old, etag } = await readDocument(level, true)
-      const [before, after] = [readValues(format, old), readValues(format, text)]
-      return {
-        names: before && after ? compareValues(before, after) : null,
-        etag,
-        ...notes,
-        store: async () => (await storeDocument(level, text, etag, true)).etag
-      }
-    }
-    const { data } = await storeDocument(level, text, undefined, false, { dry_run: true })
-    const { warnings = [], warnings_more = 0 } = data
-    const found = data.dry_run!.levels[0]!
-    const store = async () => (await storeDocument(level, text, found.etag, false)).etag
-    return { ...found, warnings, warnings_more, store }
+  if (project.isClient) return planInBrowser(level, project, text, format, keeps)
+  if (format !== project.format || (keeps && format !== 'yaml')) {
+    const plan = await planNames(level, project, text, format, keeps)
+    // The first document of a level is stored as it is, with its comments.
+    if (plan.etag !== null || format !== project.format) return plan
   }
-  if (isClient) throw new Error('Give the whole document in the format of the project, because the browser encrypts it.')
+  const { data } = await storeDocument(level, text, undefined, false, { dry_run: true })
+  const { warnings = [], warnings_more = 0, dry_run } = data
+  const { names, etag } = dry_run!.levels[0]!
+  if (keeps && names !== null && names.removed.length > 0) {
+    throw new Error(`The text lacks names of the level, such as ${shownName(names.removed[0]!)}. As a whole YAML document, it would remove them. Give the names as .env or JSON, or turn off “Keep the names that the text does not have”.`)
+  }
+  const store = async (etag: string | null) => (await storeDocument(level, text, etag, false)).etag
+  return { names, etag, warnings, warnings_more, parts: [store] }
+}
+
+/** The values of a text to import, and warnings. `isWhole`: the browser need not read the values. */
+function valuesIn (format: Format, text: string, project: Project, isWhole = false) {
   requireParsed(format, text)
-  const notes = warningsIn(format, text)
+  const { refused, notes } = differencesIn(format, text)
+  if (refused) throw new Error(`Line ${refused.line}: ${DIFFERENCES[refused.reason]}`)
   const values = readValues(format, text)
-  const advice = format === project.format ? 'Give the names as .env or JSON, or import the whole document without keeping other names.' : `Give it in the format of the project, ${project.format}.`
-  if (values === undefined) throw new Error(`The browser cannot read names from this text. ${advice}`)
-  const before = keepsOthers ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
+  if (values === undefined && !isWhole) throw new Error(`The browser cannot read names from this text. Give it in the format of the project, ${project.format}.`)
+  return { values: values ?? new Map<string, string>(), notes }
+}
+
+async function planNames (
+  level: Level, project: Project, text: string, format: Format, keeps: boolean
+): Promise<ImportPlan> {
+  const { values, notes } = valuesIn(format, text, project)
+  const before = keeps ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
   const unset = before.filter((name) => !values.has(name))
-  const body = { set: Object.fromEntries(values), unset, replace: [...values.keys()] }
   const isTyped = format === 'json' && project.format !== 'env'
-  const json = isTyped ? `{"set":${typedValues(text)},${JSON.stringify({ unset, replace: body.replace }).slice(1)}` : undefined
-  const send = (body: Schemas['ChangeBody'], more: object) => callLevel('changeSecrets', level, { body, json, ...more })
-  const plan = async (body: Schemas['ChangeBody']) => {
-    const { dry_run } = (await send(body, { query: { dry_run: true } })).data
-    const found = dry_run!.levels[0]!
-    const store = async () => (await send(body, { etag: found.etag })).etag
-    return { names: found.names, etag: found.etag, ...notes, store }
+  const texts = [...values].map(([name, value]) => [name, JSON.stringify(value)] as const)
+  const entries: readonly Entry[] = isTyped ? typedEntries(text) : texts
+  const plans: Awaited<ReturnType<typeof planPart>>[] = []
+  for (const part of inParts([...entries, ...unset.map((name) => [name] as const)])) {
+    plans.push(await planPart(part, isTyped ? part.filter(isSet).map(([name]) => name) : []))
   }
-  if (isTyped) return plan(body)
-  return planTexts([])
+  const all = (kind: keyof Comparison) => plans.flatMap(({ names }) => names![kind]).sort()
+  return {
+    ...notes,
+    names: { added: all('added'), changed: all('changed'), removed: all('removed') },
+    etag: plans[0]!.etag,
+    parts: plans.map(({ store }) => store)
+  }
 
   /** Texts change no numbers that read the same, and replace objects and lists, which the service reports singly. */
-  async function planTexts (replace: string[]): Promise<ImportPlan> {
-    return plan({ ...body, replace }).catch((error: unknown) => {
-      const refused = body.replace.filter((name) => isRefused(error, name) && !replace.includes(name))
+  async function planPart (part: readonly Entry[], replace: readonly string[]) {
+    const set = part.filter(isSet)
+    const unset = part.filter((entry) => !isSet(entry)).map(([name]) => name)
+    const json = `{"set":${objectText(set)},${JSON.stringify({ unset, replace }).slice(1)}`
+    const body = { set: Object.fromEntries(set), unset, replace: [...replace] }
+    const send = (more: object) => callLevel('changeSecrets', level, { body, json, ...more })
+    try {
+      const { names, etag } = (await send({ query: { dry_run: true } })).data.dry_run!.levels[0]!
+      return { names, etag, store: async (etag: string | null) => (await send({ etag })).etag }
+    } catch (error) {
+      const refused = set.map(([name]) => name).filter((name) => isRefused(error, name) && !replace.includes(name))
       if (refused.length === 0) throw error
-      return planTexts([...replace, ...refused])
-    })
+      return planPart(part, [...replace, ...refused])
+    }
   }
 }
 
-/** The warnings about a text that the browser reads. Throws an error with a sentence if the text is not imported. */
-function warningsIn (format: Format, text: string): Pick<ImportPlan, 'warnings' | 'warnings_more'> {
-  const { listed, refused, more } = differencesIn(format, text)
-  if (refused) throw new Error(`Line ${refused.line}: ${DIFFERENCES[refused.reason]}`)
-  return { warnings: listed, warnings_more: more }
+async function planInBrowser (
+  level: Level, project: Project, text: string, format: Format, keeps: boolean
+): Promise<ImportPlan> {
+  const { text: old, etag } = await readDocument(level, true)
+  const isWhole = format === project.format && (!keeps || etag === null)
+  const { values, notes } = valuesIn(format, text, project, isWhole)
+  const before = readValues(project.format, old)
+  let after = text
+  if (!isWhole) {
+    const unset = keeps ? [] : [...before?.keys() ?? []].filter((name) => !values.has(name))
+    const set = Object.fromEntries([...values].filter(([name, value]) => before?.get(name) !== value))
+    after = format === 'json' && project.format === 'json' ? setTyped(old, text) : changeValues(project.format, old, { set, unset })
+  }
+  const now = readValues(project.format, after)
+  return {
+    ...notes,
+    names: before && now ? compareValues(before, now) : null,
+    etag,
+    parts: [async (etag) => (await storeDocument(level, after, etag, true)).etag]
+  }
 }

@@ -1,11 +1,15 @@
+import { signal } from '@preact/signals'
 import { ApiError, call, type Reply, type Request, type Schemas } from './api.ts'
 import { openBlob, sealBlob } from '../src/client/keys.ts'
 import { heldKey, isOpen } from './held-keys.ts'
+import { shownProject } from './rights.ts'
 import { changeValues, compareValues, isNestedJson, nestedValues, problemIn, readValues, type Comparison, type Format, type NameChange } from './values.ts'
 
 // A level is a project, a target or an environment. Each kind has operations of its own.
 
-/** The names of a level in paths. */
+/** The name that the page of a level shows first, after a search. */
+export const sought = signal('')
+
 type Part = string | undefined
 export interface Level { organization: string, project: string, target?: Part, environment?: Part }
 export const KINDS = ['project', 'target', 'environment'] as const
@@ -13,17 +17,24 @@ export type Kind = typeof KINDS[number]
 
 export const kindOf = ({ target, environment }: Level): Kind =>
   environment !== undefined ? 'environment' : target !== undefined ? 'target' : 'project'
+/** The name of a target, an environment or of the project without both; the slug where the name is not known. */
+export function nameOf ({ project, target, environment }: Omit<Level, 'organization'>): string {
+  const known = shownProject.value?.slug === project ? shownProject.value : undefined
+  if (target === undefined) return known?.name ?? project
+  const found = known?.levels.find((one) =>
+    one.target === target && (environment === undefined || one.environment === environment))
+  return environment === undefined ? found?.target_name ?? target : found?.name ?? environment
+}
 /** What people call a level: its path below the project. */
-export const titleOf = ({ project, target, environment }: Level): string =>
-  [target ?? project, environment].filter((part) => part !== undefined).join(' / ')
+export const titleOf = (level: Level): string => level.environment === undefined
+  ? nameOf(level)
+  : `${nameOf({ project: level.project, target: level.target })} / ${nameOf(level)}`
 export const levelPath = ({ organization, project, target, environment }: Level): string =>
   [organization, project, target ?? '', environment ?? ''].join('/')
 export const projectPath = ({ organization, project }: Level): string => `${organization}/${project}`
 
-/** The level in the body of a request. */
 export const inBody = ({ project, target, environment }: Level) =>
   ({ project, ...(target !== undefined && { target }), ...(environment !== undefined && { environment }) })
-/** The level in the body of a request about its history. */
 export const inHistory = (level: Level) => ({ ...inBody(level), level: kindOf(level) })
 
 const WORDS = { project: 'Project', target: 'Target', environment: 'Environment' } as const
@@ -42,7 +53,6 @@ export async function callLevel<V extends Verb> (
 
 /** The ETag and the version of a level: null without a document. */
 export interface State { etag: string | null, version: string | null }
-/** The document of a level. */
 export interface LevelDocument extends State { text: string }
 
 /** The document of a level, as the service stores it or decrypted by the service. */
@@ -56,7 +66,6 @@ export async function readDocument (level: Level, isClient: boolean): Promise<Le
   return { ...found, text: isClient ? await openBlob(heldKey(projectPath(level)), found.content) : found.content }
 }
 
-/** The ETag and the version of a level, without decrypting it. */
 export const stateOf = async (level: Level): Promise<State> => await storedAt(level) ?? { etag: null, version: null }
 
 /** Stores a whole document. For a client-managed project, the browser encrypts. */
@@ -97,14 +106,13 @@ const storedVersion = async ({ organization }: Level, version: string) =>
   (await call('getVersion', { path: { organization, version } })).data.data
 
 /**
- * Undoes the last change of a level: restores the document before the change, or deletes the document if the change
- * made it.
- *
- * @param etag the ETag after the change (null: a deletion), so that an undo never overwrites a later change
+ * Restores the document before the last change, or deletes the document that the change made. `etag`: after the change
+ * (null: a deletion), so that an undo never overwrites a later change. `versions`: how many the change has recorded.
  */
-export async function undoChange (level: Level, etag: string | null, isClient: boolean): Promise<void> {
+export async function undoChange (level: Level, etag: string | null, isClient: boolean, versions = 1): Promise<void> {
   const path = { organization: level.organization }
-  const { data: { data: [last, before] } } = await call('listVersions', { path, body: { ...inHistory(level), per_page: 2 } })
+  const { data: { data: found } } = await call('listVersions', { path, body: { ...inHistory(level), per_page: versions + 1 } })
+  const [last, before] = [found[versions - 1], found[versions]]
   const action = last?.attributes.action
   const isFirst = before === undefined ? action === 'create' : before.attributes.action === 'delete'
   if (etag !== null && isFirst) { await call('deleteSecrets', { path, body: inBody(level), etag }); return }
@@ -154,7 +162,6 @@ async function sendNames (
 // The service names a value in an error by its first characters.
 const MAX_MEMBER = 200
 
-/** Whether an error is about the value of a name in a change. */
 export const isRefused = (error: unknown, name: string): boolean =>
   error instanceof ApiError && Object.hasOwn(error.errors, `set.${name.slice(0, MAX_MEMBER)}`)
 
@@ -169,7 +176,6 @@ export async function changesBetween (
   return before && after ? compareValues(before, after) : null
 }
 
-/** The levels of a project, as columns of the matrix. */
 export async function * columnsOf ({ organization, project }: Level): AsyncGenerator<Column> {
   for (let after: string | null | undefined; after !== null;) {
     const { data: { data, meta } }: Reply<'readProjectMatrix'> = await call('readProjectMatrix', {
@@ -180,7 +186,6 @@ export async function * columnsOf ({ organization, project }: Level): AsyncGener
   }
 }
 
-/** The matrix of a project: its levels as columns, its names as rows. */
 export type Matrix = Schemas['MatrixAttributes']
 export type Column = Matrix['levels'][number]
 export type Row = NonNullable<Matrix['names']>[number]
@@ -188,5 +193,4 @@ export type Cell = Row['cells'][number]
 export const levelOf = ({ organization, slug }: Record<'organization' | 'slug', string>, { target, environment }: Pick<Column, 'target' | 'environment'>): Level =>
   ({ organization, project: slug, target: target ?? undefined, environment: environment ?? undefined })
 
-/** The words of a level of the matrix. */
-export const titleOfColumn = ({ target, environment }: Column): string => environment ?? target ?? 'project'
+export const titleOfColumn = ({ level, name }: Column): string => level === 'project' ? 'Project' : name

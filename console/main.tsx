@@ -2,30 +2,33 @@ import './style.css'
 import { signal } from '@preact/signals'
 import { render } from 'preact'
 import { useEffect, useRef } from 'preact/hooks'
+import { ApiError } from './api.ts'
 import { forgetKeys } from './held-keys.ts'
 import { BASE, signInQuestion, signOut, start, waiting } from './auth.ts'
-import { arrive, PAGES, place, type PageName } from './router.ts'
-import { loadPerson, membership, memberships, person, roleName } from './session.ts'
-import { Act, Curl, Dialog, messageOf, notice, Problem, Progress, To } from './ui.tsx'
+import { Crumbs, isMenuOpen, SideBar, Tabs } from './layout.tsx'
+import { titleOf } from './levels.ts'
+import { loadRights, projectOf, rights, shownProject } from './rights.ts'
+import { arrive, PAGES, place, type PageName, type Place } from './router.ts'
+import { loadPerson, membership, memberships, person } from './session.ts'
+import { Act, Curl, Dialog, Head, messageOf, Missing, notice, Problem, Progress, Show, useLoad } from './ui.tsx'
 import { AuditPage } from './pages/audit.tsx'
 import { HistoryPage } from './pages/history.tsx'
 import { KeysPage } from './pages/keys.tsx'
 import { LevelPage } from './pages/level.tsx'
 import { MatrixPage } from './pages/matrix.tsx'
 import { PeoplePage } from './pages/people.tsx'
+import { SettingsPage } from './pages/settings.tsx'
 import { StartPage } from './pages/start.tsx'
 import { TokensPage } from './pages/tokens.tsx'
+import { UsagePage } from './pages/usage.tsx'
+import { WorkloadsPage } from './pages/workloads.tsx'
 
-const VIEWS = {
-  start: StartPage,
-  tokens: TokensPage,
-  people: PeoplePage,
-  audit: AuditPage,
-  matrix: MatrixPage,
-  level: LevelPage,
-  history: HistoryPage,
-  keys: KeysPage
-} as const satisfies Record<PageName, unknown>
+const OF_ORGANIZATION = {
+  start: StartPage, people: PeoplePage, tokens: TokensPage, workloads: WorkloadsPage, audit: AuditPage, usage: UsagePage
+} as const
+const OF_PROJECT = {
+  matrix: MatrixPage, level: LevelPage, history: HistoryPage, keys: KeysPage, settings: SettingsPage
+} as const satisfies Record<Exclude<PageName, keyof typeof OF_ORGANIZATION>, unknown>
 
 type State = { is: 'starting' } | { is: 'ready' } | { is: 'signed in' | 'signed out' } | { is: 'failed', message: string }
 const state = signal<State>({ is: 'starting' })
@@ -35,7 +38,7 @@ function App () {
   if (now.is === 'starting') return <><main><Progress text='Signing in…' /></main><Messages /></>
   if (now.is === 'ready') return <Frame />
   return (
-    <main>
+    <main class='alone'>
       <h1>{{ failed: 'The console could not start', 'signed in': 'Go back to the console', 'signed out': 'You are signed out' }[now.is]}</h1>
       {now.is === 'failed' && <Problem error={now.message} />}
       {now.is === 'signed in' && <p>This window belongs to a sign-in of the console. Close it.</p>}
@@ -46,29 +49,80 @@ function App () {
 
 function Frame () {
   const at = place.value
-  const key = JSON.stringify(at)
   const main = useRef<HTMLElement>(null)
   const isFirst = useRef(true)
   useEffect(() => {
-    document.title = [PAGES[at.page], at.environment, at.target, at.project, at.organization, 'Strongroom']
-      .filter((part) => part !== undefined && part !== '').join(' · ')
-    // On a phone, the rows of the header scroll.
-    for (const link of document.querySelectorAll('.top [aria-current]')) link.scrollIntoView({ block: 'nearest', inline: 'center' })
+    isMenuOpen.value = false
     // A screen reader reads the new page; the first page was announced by the browser.
     if (!isFirst.current) main.current?.focus()
     isFirst.current = false
-  }, [key])
-  const View = VIEWS[at.page]
+  }, [JSON.stringify(at)])
+  const names = [shownProject.value?.name ?? at.project, membership.value?.name ?? at.organization]
+  const title = [at.page === 'unknown' ? 'Not found' : PAGES[at.page], ...at.target === undefined ? [] : [titleOf(at)], ...names, 'Strongroom'].filter(Boolean).join(' · ')
+  useEffect(() => { document.title = title }, [title])
   return (
-    <>
+    <div class='frame'>
       <a class='skip' href='#content' onClick={(event) => { event.preventDefault(); main.current?.focus() }}>Skip to the content</a>
-      <Header />
+      <SideBar leave={leave} />
+      <Crumbs />
       <main id='content' ref={main} tabIndex={-1}>
-        <View key={key} {...at} />
+        <Content {...at} />
         <Curl />
       </main>
       <Messages />
-    </>
+    </div>
+  )
+}
+
+/** The page. An address that leads nowhere says so before anything else. */
+function Content (at: Place) {
+  const { page, organization, project } = at
+  const id = person.value!.id
+  const role = membership.value?.role
+  const load = async () => { if (role !== undefined) await loadRights(organization, id, role) }
+  const loaded = useLoad(load, [organization, role])
+  if (organization !== '' && role === undefined) {
+    return <Missing what={`There is no organization ${organization}, or you are not a member of it.`} back='Your organizations' to={{}} />
+  }
+  if (page === 'unknown') {
+    return <Missing what='There is no such page.' back={project === '' ? 'Projects of the organization' : 'Secrets of the project'} to={{ page: project === '' ? 'start' : 'matrix', organization, project }} />
+  }
+  if (organization !== '' && rights.value?.organization !== organization) return <Show of={loaded}>{() => <Progress />}</Show>
+  if (page in OF_PROJECT) return <ProjectContent key={`${organization}/${project}`} {...at} />
+  const View = OF_ORGANIZATION[page as keyof typeof OF_ORGANIZATION]
+  return <View key={page} organization={organization} />
+}
+
+function ProjectContent ({ page, organization, project: slug, target, environment }: Place) {
+  const loaded = useLoad(async () => {
+    const project = await projectOf(organization, slug)
+    shownProject.value = project
+    return project
+  }, [])
+  useEffect(() => () => { shownProject.value = undefined }, [])
+  if (loaded.error instanceof ApiError && [403, 404].includes(loaded.error.status)) {
+    return <Missing what={`There is no project ${slug} here, or you have no access to it.`} back='All projects' to={{ organization }} />
+  }
+  const level = { organization, project: slug, target, environment }
+  const View = OF_PROJECT[page as keyof typeof OF_PROJECT]
+  return (
+    <Show of={loaded}>
+      {(project) => {
+        const isKnown = project.next !== null || (page !== 'level' && page !== 'history') ||
+          project.levels.some((one) => one.target === (target ?? null) && one.environment === (environment ?? null))
+        if (!isKnown) {
+          const what = target === undefined ? 'You have no access to the document of the project.' : `There is no level ${[target, environment].filter(Boolean).join(' / ')} in ${project.name}, or you have no access to it.`
+          return <Missing what={what} back={`Secrets of ${project.name}`} to={{ page: 'matrix', organization, project: slug }} />
+        }
+        const title = titleOf(level)
+        return (
+          <>
+            <Head title={page === 'level' ? title : `${PAGES[page as PageName]} of ${title}`}><Tabs /></Head>
+            <View key={JSON.stringify([page, target, environment])} level={level} project={project} />
+          </>
+        )
+      }}
+    </Show>
   )
 }
 
@@ -77,42 +131,6 @@ async function leave () {
   forgetKeys()
   state.value = { is: 'signed out' }
 }
-
-function Header () {
-  const { page, organization, project, target, environment } = place.value
-  const level = { organization, project, target, environment }
-  const pages = (names: readonly PageName[]) => names.map((name) => (
-    <li key={name}><To to={{ page: name, organization, project: '', ...(project !== '' && OF_LEVEL.has(name) && level) }} current={page === name}>{PAGES[name]}</To></li>
-  ))
-  return (
-    <header class='top'>
-      <nav aria-label='Organization'>
-        <ul>
-          <li><To to={{}}>Strongroom</To></li>
-          {organization !== '' && <li><To to={{ organization }} current={page === 'start'}>{membership.value?.name ?? organization}</To></li>}
-          {organization !== '' && pages(['people', 'tokens', 'audit'])}
-        </ul>
-      </nav>
-      <div class='me'>
-        <span>{person.value?.name}{membership.value?.role !== undefined && `, ${roleName(membership.value.role)}`}</span>
-        <a href={`${BASE.pathname}account`}>Account</a>
-        <Act name='sign-out' kind='plain' run={leave} />
-      </div>
-      {project !== '' && (
-        <nav aria-label='Project' class='project'>
-          <ul>
-            <li><To to={{ page: 'matrix', organization, project }} current={page === 'matrix'}>{project}: all levels</To></li>
-            {target !== undefined && <li><To to={{ page: 'level', organization, project }}>Project document</To></li>}
-            {environment !== undefined && <li><To to={{ page: 'level', organization, project, target }}>{target}</To></li>}
-            <li><To to={{ page: 'level', ...level }} current={page === 'level'}>{environment ?? target ?? 'Project document'}</To></li>
-            {pages(['history', 'keys'])}
-          </ul>
-        </nav>
-      )}
-    </header>
-  )
-}
-const OF_LEVEL = new Set<PageName>(['history', 'keys'])
 
 /** What happened, what waits, and the question to sign in again. */
 function Messages () {
@@ -123,7 +141,7 @@ function Messages () {
       <div class='messages' role='status' aria-live='polite'>
         {waiting.value > 0 && <p>Too many requests for now. The page continues in {waiting.value} s.</p>}
         {said !== null && (
-          <p>
+          <p class={said.isError ? 'problem' : ''} role={said.isError && 'alert'}>
             <span>{said.text}</span>
             {said.undo !== undefined && <Act name='undo' run={said.undo} />}
             <button type='button' class='plain' onClick={() => { notice.value = null }}>Close message</button>

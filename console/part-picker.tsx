@@ -1,61 +1,101 @@
 import { useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from './api.ts'
-import { columnsOf, kindOf, levelOf, titleOf, type Level } from './levels.ts'
-import { Act, Field, Show, useLoad, type Fields, type Option } from './ui.tsx'
+import { columnsOf, levelOf, type Column, type Level } from './levels.ts'
+import { inOrder, rights } from './rights.ts'
+import { wordsOfScopes, type Ability } from './scopes.ts'
+import { Check, Field, Load, type Fields, type Option } from './ui.tsx'
 
-// The choice of a part of the hierarchy, for restrictions of tokens and of teams.
+// What tokens, rules and teams may do and where: the choice of scopes and of a part of the hierarchy, and their words.
 
+export const ScopeChoices = ({ of, chosen, choose }: {
+  of: readonly Ability[], chosen: readonly Ability[], choose: (chosen: Ability[]) => void
+}) => (
+  <div class='choices'>
+    {of.map((scope) => (
+      <Check
+        key={scope} name='scope' value={scope} label={scope} checked={chosen.includes(scope)}
+        onChange={(isOn) => choose(isOn ? [...chosen, scope] : chosen.filter((one) => one !== scope))}
+      />
+    ))}
+  </div>
+)
+
+export const ScopesInWords = ({ of }: { of: readonly Ability[] }) => of.length < 4
+  ? <>{wordsOfScopes(of)}</>
+  : <details><summary>{of.length} permissions</summary>{wordsOfScopes(of)}</details>
+
+/** The projects of the organization, also those of which the person sees only a part. */
 async function projectsOf (organization: string): Promise<Option[]> {
   const { found } = await firstPages(async (page) =>
     (await call('listProjects', { path: { organization }, query: { page, per_page: 100, sort: 'name' } })).data)
-  return found.map(({ attributes: { slug, name } }) => [slug, name])
+  const all = [...rights.peek()?.projects ?? [], ...found.map(({ attributes }) => attributes)]
+  return [...new Map(all.map(({ slug, name }) => [slug, name]))]
 }
 
-/** Fields for a project and a level of it: `project`, and `level` with the slugs of the target and the environment. */
-export function PartPicker ({ organization, none }: { organization: string, none: string }) {
-  const [projects, setProjects] = useState<readonly Option[]>()
+/**
+ * Fields for a project and a level of it: `project`, and `level` with the slugs of the target and the environment.
+ * `inherits`: also a field for the values from the levels above.
+ */
+export function PartPicker ({ organization, none, label = 'Project', inherits = false }: {
+  organization: string, none: string, label?: string, inherits?: boolean
+}) {
   const [project, setProject] = useState('')
-  const open = async () => setProjects(await projectsOf(organization))
-  if (projects === undefined) return <div class='actions'><Act name='part.choose' run={open} /></div>
   return (
-    <>
-      <Field label='Project' name='project' options={[['', none], ...projects]} onInput={setProject} />
-      {project !== '' && <LevelField key={project} organization={organization} project={project} />}
-      {project !== '' && (
-        <Field
-          label='Values from the levels above' name='inherited' value='true'
-          options={[['true', 'Included where the levels are merged'], ['', 'Left out']]}
-          hint='A program in an environment usually also needs the values of its target and of the project. They appear in merged reads alone, not as documents or versions. For the whole project, this has no effect.'
-        />
+    <Load from={() => projectsOf(organization)}>
+      {(found) => (
+        <>
+          <Field label={label} name='project' options={[['', none], ...found]} onInput={setProject} />
+          {project !== '' && <LevelField key={project} organization={organization} project={project} />}
+          {project !== '' && inherits && (
+            <Field
+              label='Values from the levels above' name='inherited' value='true'
+              options={[['true', 'Included where the levels are merged'], ['', 'Left out']]}
+              hint='A program in an environment usually also needs the values of its target and of the project. They appear in merged reads alone, not as documents or versions. For the whole project, this has no effect.'
+            />
+          )}
+        </>
       )}
-    </>
+    </Load>
   )
 }
 
+/** A level below its project as the value of a field. */
+export const levelValue = ({ target, environment }: Level): string => [target, environment].filter(Boolean).join('/')
+
 function LevelField ({ organization, project }: { organization: string, project: string }) {
-  const levels = useLoad(async () => {
-    const found: Level[] = []
-    const names = { organization, slug: project }
-    for await (const column of columnsOf({ organization, project })) found.push(levelOf(names, column))
-    return found
-  }, [])
+  const load = async () => {
+    const found: Column[] = []
+    for await (const column of columnsOf({ organization, project })) found.push(column)
+    return inOrder(found)
+  }
   return (
-    <Show of={levels}>
+    <Load from={load}>
       {(found) => (
         <Field
           label='Part of the project' name='level'
-          options={found.map((level) => [[level.target, level.environment].filter(Boolean).join('/'), kindOf(level) === 'project' ? 'The whole project' : titleOf(level)])}
+          options={found.map((column) => [
+            levelValue(levelOf({ organization, slug: project }, column)),
+            column.level === 'project' ? 'The whole project' : column.level === 'target' ? column.name : `${column.target_name} / ${column.name}`
+          ])}
         />
       )}
-    </Show>
+    </Load>
   )
 }
 
-/** A restriction in words; `whole`: the name of the level above its target. */
-export const partInWords = (
-  whole: string, { target, environment, except_status, inherited }: Omit<Schemas['TeamRestriction'], 'project'>
-): string => [whole, target, environment].filter(Boolean).join(' / ') +
+type Part = Schemas['TeamRestriction'] & { project?: string | undefined }
+
+export const partInWords = ({ project, target, environment, except_status, inherited }: Part): string =>
+  ([project, target, environment].filter(Boolean).join(' / ') || 'the project') +
   (except_status === undefined ? '' : `, but not ${except_status}`) + (inherited === true ? ', with values from above' : '')
+
+/** Restrictions in words; `whole`: what is reached without any. */
+export const partsInWords = (parts: readonly Part[], whole: string): string =>
+  parts.length === 0 ? whole : [...new Set(parts.map(partInWords))].join('; ')
+
+/** Restrictions in words, where the project is known. */
+export const partsOfProject = (parts: readonly Part[]): string =>
+  partsInWords(parts.map((part) => ({ ...part, project: undefined })), 'the whole project')
 
 /** The restriction that a person has chosen; empty for the whole project. */
 export function chosenPart ({ level = '', inherited, except_status = '' }: Fields) {

@@ -4,7 +4,8 @@ import { HOME } from './auth.ts'
 // The address has slugs and ids only, never a name of a secret or a value.
 
 export interface Place {
-  page: PageName
+  /** `unknown`: the address names no page. */
+  page: PageName | 'unknown'
   organization: string
   project: string
   target: string | undefined
@@ -13,18 +14,22 @@ export interface Place {
 
 /** The pages. Those with a project are below it in the address. */
 export const PAGES = {
-  start: 'Start',
-  tokens: 'Tokens and applications',
+  start: 'Projects',
   people: 'People',
-  audit: 'Audit and usage',
+  tokens: 'Tokens',
+  workloads: 'Workloads',
+  audit: 'Audit',
+  usage: 'Usage',
   matrix: 'Secrets',
   level: 'Level',
   history: 'History',
-  keys: 'Keys'
+  keys: 'Keys',
+  settings: 'Settings'
 } as const
 export type PageName = keyof typeof PAGES
-const OF_ORGANIZATION: readonly string[] = ['tokens', 'people', 'audit']
-const OF_PROJECT: readonly string[] = ['level', 'history', 'keys']
+const OF_ORGANIZATION: readonly string[] = ['people', 'tokens', 'workloads', 'audit', 'usage']
+const OF_PROJECT: readonly string[] = ['level', 'history', 'keys', 'settings']
+const OF_LEVEL: readonly string[] = ['level', 'history']
 
 /** A part of an address without escapes; a malformed one as it is. */
 function decoded (part: string): string {
@@ -36,12 +41,14 @@ export function placeOf (pathname: string): Place {
   const parts = pathname.slice(HOME.length + 1).split('/').filter((part) => part !== '')
   const [organization = '', second = '', ...rest] = parts.map(decoded)
   const nowhere = { organization, project: '', target: undefined, environment: undefined }
+  const known = (pages: readonly string[], name = '') => pages.includes(name) ? name as PageName : 'unknown'
   if (second === '') return { ...nowhere, page: 'start' }
-  if (second === '-') {
-    return { ...nowhere, page: OF_ORGANIZATION.includes(rest[0] ?? '') ? rest[0] as PageName : 'start' }
-  }
-  const page = rest[0] === '-' && OF_PROJECT.includes(rest[1] ?? '') ? rest[1] as PageName : 'matrix'
-  return { page, organization, project: second, target: rest[2], environment: rest[3] }
+  if (second === '-') return { ...nowhere, page: rest.length === 1 ? known(OF_ORGANIZATION, rest[0]) : 'unknown' }
+  const at = { ...nowhere, project: second }
+  const [dash, page = '', target, environment, more] = rest
+  if (dash === undefined) return { ...at, page: 'matrix' }
+  if (dash !== '-' || more !== undefined || (target !== undefined && !OF_LEVEL.includes(page))) return { ...at, page: 'unknown' }
+  return { ...at, page: known(OF_PROJECT, page), target, environment }
 }
 
 export function pathOf ({ page, organization, project, target, environment }: Partial<Place>): string {
@@ -49,7 +56,7 @@ export function pathOf ({ page, organization, project, target, environment }: Pa
     ? [organization]
     : OF_ORGANIZATION.includes(page)
       ? [organization, '-', page]
-      : page === 'matrix' ? [organization, project] : [organization, project, '-', page, target, environment]
+      : page === 'matrix' ? [organization, project] : [organization, project, '-', page, ...OF_LEVEL.includes(page) ? [target, environment] : []]
   const path = parts.filter((part) => part !== undefined && part !== '').map((part) => encodeURIComponent(part!)).join('/')
   return path === '' ? HOME : `${HOME}/${path}`
 }
@@ -58,7 +65,6 @@ export const place = signal<Place>(placeOf(HOME))
 
 export function go (to: Partial<Place>) { history.pushState(null, '', pathOf(to)); arrive() }
 
-/** Shows the page of the current address. */
 export function arrive () { place.value = placeOf(location.pathname); window.scrollTo(0, 0) }
 
 window.addEventListener('popstate', arrive)

@@ -3,14 +3,13 @@ import type { Schemas } from './api.ts'
 
 export type Ability = Schemas['Ability']
 
-/** All scopes of openapi.yaml. */
 export const ALL_SCOPES = (abilities as Ability[]).filter((one) => one !== '*')
 
 /** The scopes of a token: `*` is all of them. */
 export const scopesOf = (abilities: readonly Ability[]): readonly Ability[] => abilities.includes('*') ? ALL_SCOPES : abilities
 
 /** Roles whose permissions the daily token has. Who changes another role needs all permissions of that role. */
-const DAILY_ROLES: readonly string[] = ['developer', 'member', 'auditor', 'api_user']
+const DAILY_ROLES: readonly string[] = ['developer', 'member', 'auditor', 'api_user', 'guest']
 
 /** The scopes of the short token for a change of members with these roles. */
 export const scopesOfRoles = (scope: string, ...roles: readonly string[]): readonly string[] =>

@@ -5,42 +5,40 @@ import { call } from './api.ts'
 import { deriveKey, newKeyString, openBlob, sealBlob, type ClientKey } from '../src/client/keys.ts'
 import { forgetKey, heldKey, holdKey, isOpen } from './held-keys.ts'
 import { callLevel, columnsOf, inBody, levelOf, KINDS, projectPath, storedAt, type Kind, type Level, type State } from './levels.ts'
+import type { Project } from './rights.ts'
 import { place } from './router.ts'
-import { Act, concernsText, Field, Form, FormProblem, Help, Problem, SHOWN_MS, type Fields } from './ui.tsx'
+import { Act, Check, concernsText, Field, Form, FormProblem, Problem, SHOWN_MS, type Fields } from './ui.tsx'
 import { escapeValue, needsEscapes, present, readValues, shownName, unescapeValue, type Format, type Values } from './values.ts'
 
 // Values on the page: hidden until they are asked for, and hidden again after 30 seconds, when the tab is hidden and
 // when the person goes to another page.
 
-/** The revealed values, by source and name. */
 const shown = signal<ReadonlyMap<string, string>>(new Map())
 document.addEventListener('visibilitychange', () => { if (document.hidden) shown.value = new Map() })
 effect(() => { if (place.value !== undefined) shown.value = new Map() })
 
-const idOf = (source: string, name: string) => JSON.stringify([source, name])
+const idOf = (source: string, name: string) => `${source}\n${name}`
 
 /** Shows values for 30 seconds. `source` says where they are, such as a level or a version. */
 export function reveal (source: string, values: Iterable<readonly [name: string, value: string]>) {
   if (document.hidden) return
   const entries = [...values].map(([name, value]) => [idOf(source, name), value] as const)
   shown.value = new Map([...shown.peek(), ...entries])
-  setTimeout(() => conceal(entries.map(([id]) => id)), SHOWN_MS)
+  setTimeout(() => hide(new Set(entries.map(([id]) => id))), SHOWN_MS)
 }
 
-function conceal (ids: readonly string[]) {
-  shown.value = new Map([...shown.peek()].filter(([id]) => !ids.includes(id)))
+const hide = (ids: ReadonlySet<string>) => { shown.value = new Map([...shown.peek()].filter(([id]) => !ids.has(id))) }
+
+/** Hides a value, or all values of a source. */
+export function conceal (source: string, name?: string) {
+  const ids = [...shown.peek().keys()].filter((id) => name === undefined ? id.startsWith(idOf(source, '')) : id === idOf(source, name))
+  if (ids.length > 0) hide(new Set(ids))
 }
 
-/** What the pages need to know of a project: who holds its key, and how its documents are read. */
-export interface Project { organization: string, slug: string, name: string, isClient: boolean, format: Format }
-/** A level of a project. */
+export const revealed = (source: string, name: string): string | undefined => shown.value.get(idOf(source, name))
+
+export type { Project }
 export interface At { level: Level, project: Project }
-
-export async function projectOf (organization: string, slug: string): Promise<Project> {
-  const { data: { data: { attributes } } } = await call('getProject', { path: { organization, project: slug } })
-  const { name, encryption_type, secret_format: format } = attributes
-  return { organization, slug, name, isClient: encryption_type === 'client', format }
-}
 
 /** Reads the value of one name at a level, with what it inherits. This is a decrypting read. */
 export async function readOne (level: Level, name: string, project: Project): Promise<string> {
@@ -62,29 +60,35 @@ export async function readPath (level: Level, format: Format): Promise<Map<Kind,
   for (const kind of KINDS) {
     const found = data.attributes.levels?.[kind]
     if (found === undefined) continue
-    const values = readValues(format, await openBlob(heldKey(projectPath(level)), found.content))
-    if (values === undefined) throw new Error(`The browser cannot read the names in the document of the ${kind}. Open this level and edit the document as a whole.`)
-    all.set(kind, { ...found, values })
+    const text = await openBlob(heldKey(projectPath(level)), found.content)
+    all.set(kind, { ...found, values: namesIn(format, text, kind) })
   }
   return all
 }
 
+export function namesIn (format: Format, text: string, kind: Kind): Values {
+  const values = readValues(format, text)
+  if (values !== undefined) return values
+  throw new Error(`The browser cannot read the names in the document of the ${kind}. Open this level and edit the document as a whole.`)
+}
+
+export function Value ({ value }: { value: string | undefined }) {
+  if (value === undefined) return <span class='hidden-value'><span aria-hidden='true'>••••••••</span><span class='hidden'>Hidden</span></span>
+  return <code class='value'>{needsEscapes(value) ? escapeValue(value) : value}{value === '' && <em>(empty)</em>}</code>
+}
+
 /** A value with its buttons. `read` is called when the person asks for the value. */
 export function Secret ({ source, name, read }: { source: string, name: string, read: () => Promise<string> }) {
-  const id = idOf(source, name)
-  const value = shown.value.get(id)
+  const value = revealed(source, name)
   // A closed dialog and a closed project hide their values at once.
-  useEffect(() => () => { if (shown.peek().has(id)) conceal([id]) }, [id])
-  const isEscaped = value !== undefined && needsEscapes(value)
+  useEffect(() => () => conceal(source, name), [source, name])
   return (
     <span class='secret'>
-      {value === undefined
-        ? <span class='hidden-value'>Hidden</span>
-        : <code class='value'>{isEscaped ? escapeValue(value) : value}{value === '' && <em>(empty)</em>}</code>}
-      {isEscaped && <span class='hint'>Shown with escapes, because some characters are invisible.</span>}
+      <Value value={value} />
+      {value !== undefined && needsEscapes(value) && <span class='hint'>Shown with escapes, because some characters are invisible.</span>}
       {value === undefined
         ? <Act name='reveal' description={shownName(name)} run={async () => reveal(source, [[name, await read()]])} />
-        : <Act name='hide' description={shownName(name)} run={() => conceal([id])} />}
+        : <Act name='hide' description={shownName(name)} run={() => conceal(source, name)} />}
       <Act name='copy' description={shownName(name)} run={async () => navigator.clipboard.writeText(await read())} />
     </span>
   )
@@ -146,10 +150,7 @@ export function ValueField ({ label, value, change, rows = 3 }: {
       </label>
       {problem !== '' && <p class='problem' role='alert'>{problem}</p>}
       {isRefused && <Problem error={refusal} />}
-      <label class='check'>
-        <input type='checkbox' checked={isEscaped} onChange={(event) => toggle((event.target as HTMLInputElement).checked)} />
-        <span>Write escapes: {'\\t \\r \\n \\\\ \\u{feff}'}</span>
-      </label>
+      <Check name='escapes' label={'Write escapes: \\t \\r \\n \\\\ \\u{feff}'} checked={isEscaped} onChange={toggle} />
     </div>
   )
 }
@@ -182,7 +183,6 @@ export function KeyGate ({ level, project, children }: At & { children?: Compone
       <Form name='key.open' run={open}>
         <Field label={first === undefined ? 'Key string' : 'Key string, once more'} name='key_string' type='password' required {...first && { hint: NO_DOCUMENT }} />
       </Form>
-      <Help of='key' />
     </section>
   )
 }

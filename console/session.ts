@@ -6,12 +6,10 @@ import { changed } from './ui.tsx'
 
 // The signed-in person and the organizations that this person belongs to.
 
-export interface Person { id: string, name: string, email: string }
 type Membership = Schemas['IncludedOrganization']['attributes']
 
-export const person = signal<Person | null>(null)
+export const person = signal<{ id: string, name: string, email: string } | null>(null)
 export const memberships = signal<readonly Membership[]>([])
-/** The membership in the organization of the page. */
 export const membership = computed(() => memberships.value.find(({ slug }) => slug === place.value.organization))
 
 export async function loadPerson () {
@@ -36,8 +34,7 @@ async function checkRole () {
 }
 effect(() => { if (refusals.value > 0) checkRole().catch(() => {}) })
 
-/** The roles, in words. */
-export const ROLES: Record<Schemas['Role'], string> = {
+const ROLES: Record<Schemas['Role'], string> = {
   owner: 'Owner: everything, also billing and the deletion of the organization',
   administrator: 'Administrator: everything but billing and the deletion of the organization',
   developer: 'Developer: reads and changes secrets, targets and environments, restores versions',
@@ -45,6 +42,9 @@ export const ROLES: Record<Schemas['Role'], string> = {
   auditor: 'Auditor: sees history, members and tokens, but no secrets',
   billing_manager: 'Billing manager: sees bills and limits, but no projects',
   api_user: 'API user: reads encrypted documents only',
-  guest: 'Guest: sees only the places that teams give'
+  guest: 'Guest: only what teams give, such as one environment'
 }
+export const ROLE_OPTIONS = Object.entries(ROLES)
+/** Roles in projects: a billing manager and a guest have nothing to do there. */
+export const PROJECT_ROLE_OPTIONS = ROLE_OPTIONS.filter(([role]) => role !== 'billing_manager' && role !== 'guest')
 export const roleName = (role: string): string => (ROLES[role as Schemas['Role']] ?? role).split(':')[0]!

@@ -1,11 +1,11 @@
-import { emptyEntries, UnreadableDocument } from '../src/rules/documents/entries.ts'
+import { compareEntries, emptyEntries, UnreadableDocument, type Comparison } from '../src/rules/documents/entries.ts'
 import { readJsonDocument } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
-import { originalOffsets, readEnv as readAssignments, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
+import { readEnv, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
 import { compactJson } from '../src/rules/documents/json-values.ts'
-import { envForms, LINE_REST, placeOf, type EnvPlace } from '../src/rules/editing/env-forms.ts'
+import { envEditor } from '../src/rules/editing/env.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
-import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from '../src/rules/editing/splices.ts'
+import { isRefusal } from '../src/rules/editing/plan.ts'
 
 // Values and documents as text: escapes for characters that a text field would change or hide, and documents of
 // client-managed projects, whose names only the browser can read.
@@ -38,6 +38,7 @@ export function unescapeValue (text: string): string {
 
 export type Format = 'env' | 'json' | 'yaml' | 'text'
 export type Values = Map<string, string>
+export type { Comparison }
 
 /** A value that was there when the page was loaded. Throws an error with a sentence for people if it is gone. */
 export function present (value: string | undefined): string {
@@ -45,138 +46,54 @@ export function present (value: string | undefined): string {
   return value
 }
 
+/** The names and values of a text with the assignments of an `.env` text, or the offset of its first error. */
+function read (format: 'env' | 'json', source: string) {
+  const entries = emptyEntries()
+  const assignments: EnvAssignment[] = []
+  try {
+    if (format === 'env') readEnv(source, entries, assignments)
+    else readJsonDocument(source, entries)
+    return { values: new Map(Object.entries(entries)), assignments }
+  } catch (error) {
+    return { errorAt: error instanceof UnreadableDocument ? error.offset : 0 }
+  }
+}
+
+const withoutMark = (text: string): string => text.replace(/^\ufeff/, '')
+
 /** The names and values of a document; undefined if the browser cannot read the format or the text. */
 export function readValues (format: Format, text: string): Values | undefined {
-  const source = text.replace(/^\ufeff/, '')
+  const source = withoutMark(text)
   if (source.trim() === '') return new Map()
-  if (format === 'json') return readJson(source)
-  const read = format === 'env' ? readEnv(source) : undefined
-  return read && 'values' in read ? read.values : undefined
+  return format === 'env' || format === 'json' ? read(format, source).values : undefined
 }
 
 /** Where a text does not parse in its format; undefined if it does, or if the browser cannot read the format. */
-export function problemIn (format: Format, text: string): { line: number, column?: number } | undefined {
-  const source = text.replace(/^\ufeff/, '')
-  // A blank text is a missing document here, but no JSON to the service and the command line client.
-  const isBlankJson = format === 'json' && source.trim() === ''
-  if (format === 'yaml' || format === 'text' || (readValues(format, text) !== undefined && !isBlankJson)) return undefined
-  if (format === 'env') return readEnv(source) as { line: number }
-  const before = source.slice(0, jsonErrorIn(source)).split(/\r\n?|\n/)
-  return { line: before.length, column: [...before.at(-1)!].length + 1 }
+export function problemIn (format: Format, text: string): { line: number, column: number } | undefined {
+  if (format === 'yaml' || format === 'text') return undefined
+  // A blank text is a missing document for `readValues`, but no JSON to the service and the command line client.
+  const { errorAt } = read(format, withoutMark(text))
+  return errorAt === undefined ? undefined : positionAt(withoutMark(text), errorAt)
 }
 
-/** The offset of the first error of a JSON text, as in the service. */
-function jsonErrorIn (source: string): number {
-  try {
-    readJsonDocument(source, emptyEntries())
-    return source.length
-  } catch (error) {
-    return error instanceof UnreadableDocument ? error.offset : 0
-  }
+function positionAt (text: string, offset: number) {
+  const lines = text.slice(0, offset).split(/\r\n?|\n/)
+  return { line: lines.length, column: [...lines.at(-1)!].length + 1 }
 }
 
 const MAX_LISTED = 20
 
 /** Where other programs read other values from an `.env` text that parses, and why such a text is not imported. */
 export function differencesIn (format: Format, text: string) {
-  const source = withLineFeeds(text.replace(/^\ufeff/, ''))
-  const read = format === 'env' ? readEnv(source) : undefined
-  const found = read && 'assignments' in read ? envDifferences(source, read.assignments) : []
-  const listed = found.slice(0, MAX_LISTED).map(at)
-  const refused = found.find(({ reason }) => isRefused(reason))
-  return { listed, refused: refused && at(refused), more: found.length - listed.length }
-
-  function at ({ offset, name, reason }: Difference) {
-    const before = source.slice(0, offset).split('\n')
-    return { line: before.length, column: [...before.at(-1)!].length + 1, name, reason }
-  }
+  const source = withLineFeeds(withoutMark(text))
+  const { assignments } = format === 'env' ? read(format, source) : {}
+  const found = assignments ? envDifferences(source, assignments) : []
+  const at = ({ offset, name, reason }: Difference) => ({ ...positionAt(source, offset), name, reason })
+  const warnings = found.slice(0, MAX_LISTED).map(at)
+  const refused = found.filter(({ reason }) => isRefused(reason)).map(at)[0]
+  return { refused, notes: { warnings, warnings_more: found.length - warnings.length } }
 }
 
-// The reader of the service, which keeps the digits of numbers and the members of nested values as they are written.
-function readJson (text: string): Values | undefined {
-  const entries = emptyEntries()
-  try {
-    readJsonDocument(text, entries)
-    return new Map(Object.entries(entries))
-  } catch { return undefined }
-}
-
-/** The values and assignments of an `.env` text, read as in the service, or the first line that is none. */
-function readEnv (text: string): { values: Values, assignments: EnvAssignment[] } | { line: number } {
-  const entries = emptyEntries()
-  const assignments: EnvAssignment[] = []
-  try {
-    readAssignments(text, entries, assignments)
-    return { values: new Map(Object.entries(entries)), assignments }
-  } catch (error) {
-    const offset = error instanceof UnreadableDocument ? error.offset : 0
-    return { line: text.slice(0, offset).split(/\r\n?|\n/).length }
-  }
-}
-
-/**
- * A document with one name set, or removed (undefined). All else stays. Throws an error with a sentence for people if
- * the format cannot hold the value.
- */
-export function changeValue (format: Format, text: string, name: string, value: string | undefined): string {
-  const before = format === 'env' || format === 'json' ? readValues(format, text) : undefined
-  if (before === undefined) throw new Error('This document has no names that the browser can read. Edit it as a whole.')
-  if (format === 'json') return changeJson(text, before, name, value)
-  const document = text.replace(/^\ufeff/, '')
-  const mark = text.slice(0, text.length - document.length)
-  const source = withLineFeeds(document)
-  const read = readEnv(source)
-  const found = 'assignments' in read ? read.assignments.filter((one) => one.name === name) : []
-  const place = found.length === 0 ? undefined : placeOf(source, found.at(-1)!)
-  if (before.get(name) === value && place?.isAmbiguous !== true) return text
-  const ways = value === undefined ? [withoutName(document, source, found)] : withValue(document, place, name, value)
-  for (const changed of ways) {
-    const after = readValues(format, changed)
-    const others = after && [...after].every(([key, now]) => key === name || before.get(key) === now)
-    const size = new Set([...before.keys(), name]).size - Number(value === undefined)
-    if (others && after.get(name) === value && after.size === size) return mark + changed
-  }
-  throw new Error('An .env document cannot hold this name and value. Use a JSON project for it.')
-}
-
-/** The document with parts of its text with line feeds alone replaced. */
-function replaced (document: string, parts: readonly Splice[]): string {
-  const offsetOf = originalOffsets(document)
-  return spliced(document, parts.map(({ from, to, text }) => ({ from: offsetOf(from), to: offsetOf(to), text })))
-}
-
-function withoutName (document: string, source: string, found: readonly EnvAssignment[]): string {
-  const parts = found.map(({ from, valueTo }) => ({ from, to: endOfMatch(LINE_REST, source, valueTo), text: '' }))
-  return withLines(replaced(document, parts), document, [], '')
-}
-
-/** The document with each way to write the value, the form that most readers read alike first. */
-function withValue (document: string, place: EnvPlace | undefined, name: string, value: string): string[] {
-  const lineEnd = lineEndOf(document)
-  return envForms(value, lineEnd, place?.kept(value)).flatMap(({ text }) => place === undefined
-    // A blank line ends a line `NAME:`, whose value would be the added line.
-    ? [[], ['']].map((above) => withLines(document, document, [...above, `${name}=${text}`], lineEnd))
-    : [replaced(document, [{ from: place.from, to: place.to, text: place.blank + text }])])
-}
-
-/** As in the service: a text that the value reads as changes nothing, and only JSON replaces an object or a list. */
-function changeJson (text: string, before: Values, name: string, value: string | undefined): string {
-  if (before.get(name) === value) return text
-  const source = text.replace(/^\ufeff/, '')
-  const { edit, typed } = jsonEditorOf(source)
-  const isNested = /^[[{]/.test(typed?.[name] ?? '')
-  if (isNested && value !== undefined && !isNestedJson(value)) {
-    throw new Error('The present value is an object or a list. Write JSON, or edit the document as a whole.')
-  }
-  const json = value === undefined ? undefined : isNested ? compactJson(value.trim()) : JSON.stringify(value)
-  const set = new Map(json === undefined ? [] : [[name, { text: json }]])
-  const removed = new Set(json === undefined ? [name] : [])
-  return text.slice(0, text.length - source.length) + String(edit({ set, removed }, 0))
-}
-
-const jsonEditorOf = (source: string) => jsonEditor(source.trim() === '' ? '' : source, emptyEntries())
-
-/** Whether a text is the JSON of an object or a list. */
 export function isNestedJson (text: string): boolean {
   try {
     const value: unknown = JSON.parse(text)
@@ -184,10 +101,9 @@ export function isNestedJson (text: string): boolean {
   } catch { return false }
 }
 
-/** A change of single names. */
 export interface NameChange { set?: Record<string, string>, unset?: string[] }
 
-const objectText = (members: readonly (readonly [name: string, json: string])[]): string =>
+export const objectText = (members: readonly (readonly [name: string, json: string])[]): string =>
   `{${members.map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(',')}}`
 
 /** JSON of values: the object or list that the text of each name in `nested` is, and the texts of the others. */
@@ -196,13 +112,77 @@ export const nestedValues = (set: Record<string, string>, nested: readonly strin
     [name, nested.includes(name) ? compactJson(text.trim()) : JSON.stringify(text)]))
 
 /** The values of a JSON document as compact JSON with all digits. Of duplicate names, the last one counts. */
-export const typedValues = (text: string): string =>
-  objectText(Object.entries(jsonEditorOf(text.replace(/^\ufeff/, '')).typed ?? {}))
+export const typedEntries = (text: string): [name: string, json: string][] =>
+  Object.entries(jsonEditorOf(withoutMark(text)).typed ?? {})
 
-/** The text after a change of single names. Throws an error with a sentence for people. */
+const jsonEditorOf = (source: string) => jsonEditor(source.trim() === '' ? '' : source, emptyEntries())
+
+/** A JSON document with the values of another one, which keep their types. */
+export function setTyped (text: string, other: string): string {
+  const source = withoutMark(text)
+  const { edit, typed } = jsonEditorOf(source)
+  const changed = typedEntries(other).filter(([name, json]) => typed?.[name] !== json)
+  const set = new Map(changed.map(([name, json]) => [name, { text: json }]))
+  const mark = text.slice(0, text.length - source.length)
+  return set.size === 0 ? text : mark + String(edit({ set, removed: new Set() }, 0))
+}
+
+/** A name with its value in JSON; without a value, the name is removed. */
+export type Entry = readonly [name: string, json?: string]
+export const isSet = (entry: Entry): entry is [string, string] => entry[1] !== undefined
+
+// The limits of the service for a change of names (`CHANGE_LIMITS`); the members of the body itself count, too.
+const [MAX_NAMES, MAX_CHARACTERS, MAX_MEMBERS] = [1_000, 256 * 1024, 3_990]
+
+/** Parts of a change that are each within the limits of the service. At least one, which may be empty. */
+export function inParts (entries: readonly Entry[]): Entry[][] {
+  const parts: Entry[][] = [[]]
+  let [characters, members] = [0, 0]
+  for (const entry of entries) {
+    const [name, json = ''] = entry
+    const length = name.length + json.length
+    // Each name may also be listed in `replace`.
+    const count = 2 + (/^[[{]/.test(json) ? json.split(/[,[{]/).length : 0)
+    const part = parts.at(-1)!
+    const isFull = part.length === MAX_NAMES || characters + length > MAX_CHARACTERS || members + count > MAX_MEMBERS
+    if (isFull && part.length > 0) {
+      parts.push([entry])
+      characters = members = 0
+    } else part.push(entry)
+    characters += length
+    members += count
+  }
+  return parts
+}
+
+/**
+ * The text after a change of single names. All else stays, as in the service. Throws an error with a sentence for
+ * people if the format cannot hold the change.
+ */
 export function changeValues (format: Format, text: string, { set = {}, unset = [] }: NameChange): string {
-  const changes = [...Object.entries(set), ...unset.map((name) => [name, undefined] as const)]
-  return changes.reduce((text, [name, value]) => changeValue(format, text, name, value), text)
+  const before = format === 'env' || format === 'json' ? readValues(format, text) : undefined
+  if (before === undefined) throw new Error('This document has no names that the browser can read. Edit it as a whole.')
+  const source = withoutMark(text)
+  const { typed, ambiguous, attempts, edit } = format === 'env' ? envEditor(source, emptyEntries()) : jsonEditorOf(source)
+  const isAmbiguous = ambiguous?.(new Set(Object.keys(set)))
+  const isWritten = (name: string) => before.get(name) === set[name] && isAmbiguous?.has(name) !== true
+  const removed = new Set(unset.filter((name) => before.has(name) && !Object.hasOwn(set, name)))
+  const changed = new Map(Object.entries(set).filter(([name]) => !isWritten(name)).map(([name, value]) => {
+    if (!/^[[{]/.test(typed?.[name] ?? '')) return [name, { value, text: JSON.stringify(value) }]
+    // Only JSON replaces an object or a list.
+    if (isNestedJson(value)) return [name, { value: compactJson(value.trim()), text: compactJson(value.trim()) }]
+    throw new Error('The present value is an object or a list. Write JSON, or edit the document as a whole.')
+  }))
+  if (changed.size + removed.size === 0) return text
+  const expected = new Map([...before].filter(([name]) => !removed.has(name)))
+  for (const [name, { value }] of changed) expected.set(name, value)
+  for (let attempt = 0; attempt < attempts; attempt++) {
+    const after = edit({ set: changed, removed }, attempt)
+    const values = isRefusal(after) ? undefined : readValues(format, after)
+    const isRight = values?.size === expected.size && [...expected].every(([name, value]) => values.get(name) === value)
+    if (isRight) return text.slice(0, text.length - source.length) + String(after)
+  }
+  throw new Error('An .env document cannot hold this name and value. Use a JSON project for it.')
 }
 
 const MAX_CHANGES = 20
@@ -221,14 +201,5 @@ export function changeOf (format: Format, from: string, to: string): NameChange 
   } catch { return undefined }
 }
 
-/** The names that differ between two documents. */
-export interface Comparison { added: string[], changed: string[], removed: string[] }
-
-/** The names that a text adds to, changes in and removes from another one. */
-export function compareValues (from: Values, to: Values): Comparison {
-  return {
-    added: [...to.keys()].filter((name) => !from.has(name)).sort(),
-    changed: [...to.keys()].filter((name) => from.has(name) && from.get(name) !== to.get(name)).sort(),
-    removed: [...from.keys()].filter((name) => !to.has(name)).sort()
-  }
-}
+export const compareValues = (from: Values, to: Values): Comparison => compareEntries(entriesOf(from), entriesOf(to))
+const entriesOf = (values: Values) => Object.assign(emptyEntries(), Object.fromEntries(values))

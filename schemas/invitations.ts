@@ -28,6 +28,10 @@ const InvitedPlace = Nullable(Type.Object({
 }))
 
 const role = Example(RoleName, 'guest')
+const place = Example(InvitedPlace, { project: 'orbit', target: 'backend', environment: 'live' })
+const place_role = Example(Nullable(Type.String({
+  description: 'the role in the place, a `ProjectRole`; null for an invitation without a place'
+})), 'developer')
 const expires_at = Example(Timestamp, '2026-03-08T12:00:00.000Z')
 const NIMBUS = { name: 'Nimbus Weather', slug: 'my-organization' }
 
@@ -38,10 +42,8 @@ const NIMBUS = { name: 'Nimbus Weather', slug: 'my-organization' }
 export const Invitation = Resource('invitations', { title: 'Invitation', id: ID }, {
   email: Example(Type.String({ description: 'the address as the inviter typed it' }), 'rosa@nimbus.example'),
   role,
-  place: Example(InvitedPlace, { project: 'orbit', target: 'backend', environment: 'live' }),
-  place_role: Example(Nullable(Type.String({
-    description: 'the role in the place, a `ProjectRole`; null for an invitation without a place'
-  })), 'developer'),
+  place,
+  place_role,
   status: Type.Literal('invited'),
   invited_by: Example(Inviter, { type: 'api_token', id: '3', name: 'First token' }),
   expires_at,
@@ -73,7 +75,9 @@ const OwnInvitation = Resource('invitations', { title: 'OwnInvitation', id: ID }
     Nullable(Type.String({ description: 'the name of the person or API token' })), 'First token'
   ),
   expires_at,
-  created_at: Timestamp
+  created_at: Timestamp,
+  place,
+  place_role
 })
 export const OwnInvitationList = OwnInvitation.list
 

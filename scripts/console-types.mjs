@@ -1,5 +1,5 @@
 // Generates what the console needs of openapi.yaml, unless the output is newer than the document: the types of its
-// requests, the method and path of each operation, and the abilities of tokens.
+// requests, the method and path of each operation, the abilities of tokens, and the names of events.
 import { existsSync, mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import openapiTS, { astToString } from 'openapi-typescript'
 import { parse } from 'yaml'
@@ -8,9 +8,10 @@ const SOURCE = 'openapi.yaml'
 const TYPES = 'dist/openapi-types.d.ts'
 const OPERATIONS = 'dist/openapi-operations.json'
 const ABILITIES = 'dist/openapi-abilities.json'
+const EVENTS = 'dist/openapi-events.json'
 
 const isFresh = (file) => existsSync(file) && statSync(file).mtimeMs >= statSync(SOURCE).mtimeMs
-if (![TYPES, OPERATIONS, ABILITIES].every(isFresh)) {
+if (![TYPES, OPERATIONS, ABILITIES, EVENTS].every(isFresh)) {
   mkdirSync('dist', { recursive: true })
   const text = readFileSync(SOURCE, 'utf8')
   const { paths, components } = parse(text)
@@ -18,5 +19,6 @@ if (![TYPES, OPERATIONS, ABILITIES].every(isFresh)) {
     Object.entries(methods).map(([method, { operationId }]) => [operationId, `${method.toUpperCase()} ${path}`]))
   writeFileSync(OPERATIONS, JSON.stringify(Object.fromEntries(operations)))
   writeFileSync(ABILITIES, JSON.stringify(components.schemas.Ability.enum))
+  writeFileSync(EVENTS, JSON.stringify(components.schemas.EventName.enum))
   writeFileSync(TYPES, astToString(await openapiTS(text)))
 }

@@ -1,9 +1,10 @@
-import { useState } from 'preact/hooks'
+import { useEffect, useRef, useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from '../api.ts'
-import { sayChanged } from '../cell.tsx'
-import { callLevel, changesBetween, inHistory, kindOf, levelOf, restoreBody, titleOf, type Level } from '../levels.ts'
-import type { Place } from '../router.ts'
-import { KeyGate, projectOf, reveal, Secret, type At, type Project } from '../secrets.tsx'
+import { hasNameHistory, NameHistory, sayChanged } from '../cell.tsx'
+import { Difference } from '../difference.tsx'
+import { callLevel, changesBetween, inHistory, kindOf, levelOf, levelPath, nameOf, restoreBody, titleOf, type Level } from '../levels.ts'
+import type { Project } from '../rights.ts'
+import { conceal, KeyGate, reveal, revealed, Secret, type At } from '../secrets.tsx'
 import { Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, instantOf, saying, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
 import { present, shownName, type Comparison } from '../values.ts'
 
@@ -11,27 +12,21 @@ type Version = Schemas['Version']
 interface RestorePlan { names: Comparison | null, etag: string | null, isNothing: boolean }
 const PER_PAGE = 25
 
-/** What was changed at a level, by whom and when, and restores of it. */
-export function HistoryPage ({ organization, project: slug, target, environment }: Place) {
-  const level: Level = { organization, project: slug, target, environment }
-  const project = useLoad(() => projectOf(organization, slug), [])
+export function HistoryPage ({ level, project }: At) {
+  const whole = { organization: level.organization, project: level.project }
   return (
     <>
-      <h1>History of {titleOf(level)}</h1>
-      <Help of='version' />
-      <Show of={project}>
-        {(project) => (
-          <>
-            <KeyGate level={level} project={project} />
-            <Versions level={level} project={project} />
-            {!project.isClient && project.format !== 'text'
-              ? <><NameHistory level={level} /><Moment level={level} /></>
-              : <p class='hint'>The history of a name and the names at a time are not available, because {project.isClient ? 'the server cannot read the documents of this project' : 'documents of the format text have no names'}.</p>}
-            <RestoreProject level={level} />
-            <Purge level={level} />
-          </>
-        )}
-      </Show>
+      <KeyGate level={level} project={project} />
+      <Versions level={level} project={project} />
+      {hasNameHistory(project)
+        ? <><NameSection level={level} project={project} /><Moment level={level} /></>
+        : <p class='hint'>The history of a name and the names at a time are not available, because {project.isClient ? 'the server cannot read the documents of this project' : 'documents of the format text have no names'}.</p>}
+      <Section title='Restore the whole project' of='restore-to.preview' at={whole}><RestoreProject level={whole} /></Section>
+      <Section title='Purge' of='history.purge'>
+        <Danger name='history.purge' title={`Purge the history of ${titleOf(level)}?`} run={() => purge(level)}>
+          <p>All versions of this {kindOf(level)} are deleted. The present document stays. It cannot be undone.</p>
+        </Danger>
+      </Section>
     </>
   )
 }
@@ -46,23 +41,24 @@ function Versions ({ level, project }: At) {
   const versions = useLoad(async () => firstPages(async (page) => versionsOf(level, page), pages), [pages])
   const choose = (id: string, isChosen: boolean) =>
     setChosen(isChosen ? [...chosen, id].slice(-2) : chosen.filter((one) => one !== id))
+  const [from, to] = [...chosen].sort((a, b) => Number(a) - Number(b))
   return (
     <Section title='Versions'>
-      <Help of='retention' />
+      <Help text='The plan says how many days a version stays available. An older version is locked: it is listed, but not shown.' />
+      {from !== undefined && to !== undefined && <Compare key={`${from} ${to}`} level={level} project={project} from={from} to={to} />}
       <Show of={versions}>
         {({ found, total }) => (
           <>
             {total === 0 && <Empty>This level has no versions yet. The first change records one.</Empty>}
             <ol class='timeline'>
-              {found.map((version) => (
+              {found.map((version, i) => (
                 <VersionItem
-                  key={version.id} version={version} level={level} project={project}
+                  key={version.id} version={version} before={found[i + 1]?.id} level={level} project={project}
                   isChosen={chosen.includes(version.id)} choose={(isChosen) => choose(version.id, isChosen)}
                 />
               ))}
             </ol>
             {found.length < total && <Act name='history.more' run={() => setPages(pages + 1)} />}
-            {total > 1 && <Compare level={level} project={project} chosen={chosen} />}
           </>
         )}
       </Show>
@@ -70,11 +66,19 @@ function Versions ({ level, project }: At) {
   )
 }
 
-function VersionItem ({ version: { id, attributes: version }, level, project, isChosen, choose }: At & {
-  version: Version, isChosen: boolean, choose: (isChosen: boolean) => void
+function VersionItem ({ version: { id, attributes: version }, before, level, project, isChosen, choose }: At & {
+  version: Version, before: string | undefined, isChosen: boolean, choose: (isChosen: boolean) => void
 }) {
   const [plan, setPlan] = useState<RestorePlan>()
+  const [names, setNames] = useState<{ found: Comparison | null }>()
   const path = { organization: level.organization, version: id }
+  const open = async () => setNames(names === undefined ? { found: await namesOf() } : undefined)
+  /** The service tells the names, or the browser if only clients have the key. */
+  const namesOf = async (): Promise<Comparison | null> => {
+    if (project.isClient) return before === undefined ? null : changesBetween(level, before, id, true, project.format)
+    const { added, changed, removed } = (await call('readVersionNames', { path })).data.data.attributes
+    return added && changed && removed && { added, changed, removed }
+  }
   const restore = async () => {
     const body = await restoreBody(level, id, project.isClient)
     const { etag } = await call('restoreVersion', { path, body, etag: plan!.etag })
@@ -83,17 +87,19 @@ function VersionItem ({ version: { id, attributes: version }, level, project, is
   return (
     <li class={version.locked ? 'locked' : ''}>
       <p>
-        <strong>Version {id}: {ACTION_WORDS[version.action]}</strong> <Time at={version.created_at} /> by {version.created_by?.name ?? 'the operator'}, {sizeOf(version.size_bytes)}
-        {version.metadata.restored_from !== null && `, from version ${version.metadata.restored_from}`}
+        <strong>{ACTION_WORDS[version.action]}</strong> <Time at={version.created_at} /> by {version.created_by?.name ?? 'the operator'}
+        <span class='soft'> version {id}, {sizeOf(version.size_bytes)}{version.metadata.restored_from !== null && `, from version ${version.metadata.restored_from}`}</span>
       </p>
       {version.locked
         ? <p class='hint'>Locked: {version.locked_reason ?? 'it is older than the days of the plan'}.</p>
         : (
           <div class='actions'>
-            <Check name='version' value={id} label={`Choose version ${id}`} checked={isChosen} onChange={choose} />
-            <Act name='version.preview' description={id} run={async () => setPlan(await planRestore(level, project, id))} />
+            <Act name='version.open' kind='plain' description={`that version ${id} changed`} more={{ 'aria-expanded': names !== undefined }} run={open} />
+            <Act name='version.preview' kind='plain' description={id} run={async () => setPlan(await planRestore(level, project, id))} />
+            <Check name='version' value={id} label={`Compare version ${id}`} checked={isChosen} onChange={choose} />
           </div>
           )}
+      {names !== undefined && <Changes of={names.found} />}
       {plan !== undefined && (
         <div class='preview'>
           <p>Restoring version {id} changes {titleOf(level)}:</p>
@@ -115,88 +121,52 @@ async function planRestore (level: Level, project: Project, version: string): Pr
   return { names: names ?? found.names, etag: found.etag, isNothing: found.change === 'none' }
 }
 
-/** A page of the versions of a level, the newest first. */
 async function versionsOf (level: Level, page = 1) {
   const path = { organization: level.organization }
   return (await call('listVersions', { path, body: { ...inHistory(level), page, per_page: PER_PAGE } })).data
 }
 
-/** The difference of two versions, with values on request. */
-function Compare ({ level, project, chosen }: At & { chosen: readonly string[] }) {
-  const [result, setResult] = useState<{ from: string, to: string, names: Comparison | null }>()
-  const [from, to] = [...chosen].sort((a, b) => Number(a) - Number(b))
-  const compare = async () => {
-    if (from === undefined || to === undefined) throw new Error('Choose two versions first.')
-    // Hides the former comparison, so that its values are not revealed by mistake.
-    setResult(undefined)
-    setResult({ from, to, names: await changesBetween(level, from, to, project.isClient, project.format) })
-  }
-  const source = (side: string) => `${level.organization} ${side}`
-  const readSide = (side: 'from' | 'to', name: string) => async () =>
-    present((await valuesOf(level, result!)).find((one) => one.name === name)?.[side])
+function Compare ({ level, project, from, to }: At & { from: string, to: string }) {
+  const found = useLoad(async () => changesBetween(level, from, to, project.isClient, project.format), [])
+  const result = useRef<HTMLDivElement>(null)
+  const source = `${levelPath(level)} ${from} ${to}`
+  useEffect(() => () => conceal(source), [])
+  useEffect(() => result.current?.scrollIntoView({ block: 'nearest' }), [found.value])
   const showValues = async () => {
-    const values = await valuesOf(level, result!)
-    for (const side of ['from', 'to'] as const) {
-      reveal(source(result![side]), values.flatMap((one) => one[side] === undefined ? [] : [[one.name, one[side]]]))
-    }
+    const { data } = await callLevel('compareSecrets', level, { query: { from, to, values: true } })
+    reveal(source, (data.data.attributes.values ?? []).flatMap((one) => (['from', 'to'] as const).flatMap((side) => one[side] === undefined ? [] : [[`${side} ${one.name}`, one[side]] as const])))
   }
   return (
-    <div>
-      <Act name='history.compare' label={from !== undefined && to !== undefined ? `Compare versions ${from} and ${to}` : 'Compare two chosen versions'} run={compare} />
-      {result !== undefined && (
-        <div class='preview'>
-          <h3>From version {result.from} to version {result.to}</h3>
-          <Changes of={result.names} />
-          {!project.isClient && result.names !== null && (
+    <div class='preview' ref={result} role='status'>
+      <h3>From version {from} to version {to}</h3>
+      <Show of={found}>
+        {(names) => {
+          const all = names === null ? [] : [...names.added, ...names.changed, ...names.removed].sort()
+          const shown = all.filter((name) => (['from', 'to'] as const).some((side) => revealed(source, `${side} ${name}`) !== undefined))
+          return (
             <>
-              <Act name='history.reveal' run={showValues} />
-              <Table
-                label='Values of both versions' head={['Name', `Version ${result.from}`, `Version ${result.to}`]}
-                rows={[...result.names.added, ...result.names.changed, ...result.names.removed].sort().map((name) => [name, shownName(name), ...(['from', 'to'] as const).map((side) =>
-                  result.names![side === 'from' ? 'added' : 'removed'].includes(name) ? 'missing' : <Secret source={source(result[side])} name={name} read={readSide(side, name)} />
-                )])}
-              />
+              <Changes of={names} />
+              {!project.isClient && all.length > 0 && <Act name='history.reveal' run={showValues} />}
+              {shown.length > 0 && (
+                <div role='region' aria-label='Values of both versions'>
+                  {shown.map((name) => <div key={name}><code>{shownName(name)}</code><Difference before={revealed(source, `from ${name}`)} after={revealed(source, `to ${name}`)} /></div>)}
+                </div>
+              )}
             </>
-          )}
-        </div>
-      )}
+          )
+        }}
+      </Show>
     </div>
   )
 }
 
-const valuesOf = async (level: Level, { from, to }: { from: string, to: string }) =>
-  (await callLevel('compareSecrets', level, { query: { from, to, values: true } })).data.data.attributes.values ?? []
-
-/** The changes of one name. */
-function NameHistory ({ level }: { level: Level }) {
-  const [rows, setRows] = useState<{ name: string, list: Schemas['NameChange'][], next: string | null, meta: string }>()
-  const name = rows?.name
-  const show = async (name: string, after?: string) => {
-    const { data } = await callLevel('readNameHistory', level, { query: { name, ...(after !== undefined && { after }) } })
-    const { unreadable, missing, next } = data.meta
-    const meta = [unreadable > 0 && `${unreadable} versions cannot be read`, missing > 0 && `${missing} writes have no version`].filter(Boolean).join('; ')
-    setRows({ name, list: [...after === undefined ? [] : rows!.list, ...data.data], next, meta })
-  }
-  const value = (id: string) => async () => {
-    const { data } = await callLevel('readNameHistory', level, { query: { name: name!, values: true, after: String(Number(id) + 1) } })
-    return present(data.data.find((one) => one.id === id)?.attributes.value ?? undefined)
-  }
+/** The changes of one name, also of one that the level does not have any more. */
+function NameSection ({ level, project }: At) {
+  const [name, setName] = useState<string>()
   return (
-    <Section title='History of a name'>
-      <Form name='history.name' run={({ name = '' }) => show(name)}><Field label='Name' name='name' required /></Form>
-      {rows !== undefined && (
-        <>
-          <Table
-            label={`Changes of ${name}`} head={['Version', 'Change', 'When', 'By', 'Value after it']} empty={`No version that can be read has changed ${name}.`}
-            rows={rows.list.map(({ id, attributes: { change, created_at, created_by } }) => [
-              id, id, change, <Time at={created_at} />, created_by?.name ?? 'the operator',
-              change === 'removed' ? 'removed' : <Secret source={`history ${id}`} name={name!} read={value(id)} />
-            ])}
-          />
-          {rows.meta !== '' && <p class='hint'>{rows.meta}.</p>}
-          {rows.next !== null && <Act name='history.more' run={() => show(name!, rows.next!)} />}
-        </>
-      )}
+    <Section title='History of a name' of='history.name'>
+      <Form name='history.name' keep run={({ name = '' }) => setName(name)}><Field label='Name' name='name' required /></Form>
+      {name !== undefined && <NameHistory key={name} level={level} project={project} name={name} />}
     </Section>
   )
 }
@@ -218,8 +188,8 @@ function Moment ({ level }: { level: Level }) {
     return present(data.attributes.merged?.[name])
   }
   return (
-    <Section title='As it was'>
-      <Help of='moment' />
+    <Section title='As it was' of='history.moment'>
+      <Help text='Shows the level as it was at a time in the past.' />
       <Form name='history.moment' run={show}><Field label='Time' name='at' type='datetime-local' required /></Form>
       {found !== undefined && (
         <>
@@ -270,15 +240,15 @@ function RestoreProject ({ level: { organization, project } }: { level: Level })
     changed(message, isOwn ? async () => { await restoreTo(undo!); changed('Undone: the project is as it was before.') } : undefined)
   }
   return (
-    <Section title='Restore the whole project'>
-      <p>Brings the documents of all levels of {project} back to a time. You see first what changes.</p>
-      <Form name='restore-to.preview' run={async ({ at = '' }) => setPlan(await planTo(instantOf(at)))}><Field label='Time of the project' name='at' type='datetime-local' required /></Form>
+    <>
+      <p>Brings the documents of all levels of {nameOf({ project })} back to a time. You see first what changes.</p>
+      <Form name='restore-to.preview' at={{ project }} run={async ({ at = '' }) => setPlan(await planTo(instantOf(at)))}><Field label='Time of the project' name='at' type='datetime-local' required /></Form>
       {plan !== undefined && (
         <div class='preview'>
           {plan.levels.length === 0 && <p>Nothing changes: all documents are in this state already.</p>}
           {plan.levels.map(({ target, environment, change, names }) => (
             <div key={`${target}/${environment}`}>
-              <h3>{[target ?? project, environment].filter(Boolean).join(' / ')}: {change}</h3>
+              <h3>{titleOf(levelOf({ organization, slug: project }, { target, environment }))}: {change}</h3>
               <Changes of={names} />
             </div>
           ))}
@@ -286,19 +256,10 @@ function RestoreProject ({ level: { organization, project } }: { level: Level })
           {plan.levels.length > 0 && <Act name='restore-to.restore' kind='danger' run={restore} />}
         </div>
       )}
-    </Section>
+    </>
   )
 }
 
-function Purge ({ level }: { level: Level }) {
-  const purge = async () => saying(call('purgeVersions', {
-    path: { organization: level.organization }, body: { ...inHistory(level), confirmed: true }, dangerous: ['secret:purge']
-  }))
-  return (
-    <Section title='Purge'>
-      <Danger name='history.purge' title={`Purge the history of ${titleOf(level)}?`} run={purge}>
-        <p>All versions of this {kindOf(level)} are deleted. The present document stays. It cannot be undone.</p>
-      </Danger>
-    </Section>
-  )
-}
+const purge = async (level: Level) => saying(call('purgeVersions', {
+  path: { organization: level.organization }, body: { ...inHistory(level), confirmed: true }, dangerous: ['secret:purge']
+}))

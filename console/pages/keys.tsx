@@ -3,38 +3,25 @@ import { call } from '../api.ts'
 import { checkOf, deriveKey, newKey, openBlob, sealBlob, type ClientKey } from '../../src/client/keys.ts'
 import { heldKey, holdKey } from '../held-keys.ts'
 import { projectPath, type Level } from '../levels.ts'
-import type { Place } from '../router.ts'
-import { KeyGate, NewKeyString, projectOf, Secret, storedDocuments } from '../secrets.tsx'
+import { KeyGate, NewKeyString, Secret, storedDocuments, type At } from '../secrets.tsx'
 import { Act, changed, Check, Danger, Field, Form, Help, saying, Section, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type Policy = 'keep' | 're_encrypt'
 
-/** The key of a project: its holder, its versions, its rotation and the change of its holder. */
-export function KeysPage ({ organization, project: slug }: Place) {
-  const level: Level = { organization, project: slug }
-  const project = useLoad(() => projectOf(organization, slug), [])
-  return (
-    <>
-      <h1>Keys of {slug}</h1>
-      <Help of='key' />
-      <Show of={project}>
-        {(project) => (
-          <>
-            <p>
-              {project.isClient
-                ? 'Only your own people hold the key of this project. The server cannot read its secrets.'
-                : 'The server holds the key of this project, and decrypts for people and tokens with permission.'}
-            </p>
-            <KeyList level={level} />
-            {project.isClient
-              ? <KeyGate {...{ level, project }}><RotateClient level={level} /><ToServer level={level} /></KeyGate>
-              : <><KeyString level={level} /><RotateServer level={level} /><ToClient level={level} /></>}
-          </>
-        )}
-      </Show>
-    </>
-  )
-}
+export const KeysPage = ({ level, project }: At) => (
+  <>
+    <Help text='Each project has a key that encrypts its documents. Either the server holds it, or only your own people do.' />
+    <p>
+      {project.isClient
+        ? 'Only your own people hold the key of this project. The server cannot read its secrets.'
+        : 'The server holds the key of this project, and decrypts for people and tokens with permission.'}
+    </p>
+    <KeyList level={level} />
+    {project.isClient
+      ? <KeyGate {...{ level, project }}><Rotate level={level} isClient /><ToServer level={level} /></KeyGate>
+      : <><KeyString level={level} /><Rotate level={level} /><ToClient level={level} /></>}
+  </>
+)
 
 function KeyList ({ level }: { level: Level }) {
   const keys = useLoad(async () => (await call('listEncryptionKeys', { path: level })).data, [])
@@ -66,67 +53,60 @@ function KeyList ({ level }: { level: Level }) {
   )
 }
 
-function KeyString ({ level }: { level: Level }) {
-  const read = async () => (await call('getEncryptionKey', { path: level })).data.data.attributes.key ?? ''
-  return (
-    <Section title='Key string'>
-      <p>Whoever has it can decrypt every document of the project without the server. Each look is in the audit log.</p>
-      <Secret source={`key of ${projectPath(level)}`} name='key string' read={read} />
-    </Section>
-  )
-}
-
-const PolicyField = () => (
-  <Field
-    label='Old versions' name='history_policy'
-    options={[['keep', 'Stay under the old key'], ['re_encrypt', 'Are encrypted again with the new key']]}
-  />
+const KeyString = ({ level }: { level: Level }) => (
+  <Section title='Key string'>
+    <p>Whoever has it can decrypt every document of the project without the server. Each look is in the audit log.</p>
+    <Secret
+      source={`key of ${projectPath(level)}`} name='key string'
+      read={async () => (await call('getEncryptionKey', { path: level })).data.data.attributes.key ?? ''}
+    />
+  </Section>
 )
 
-function RotateServer ({ level }: { level: Level }) {
-  const rotate = async ({ history_policy }: Fields) => saying(
-    call('rotateEncryptionKey', { path: level, body: { history_policy: history_policy as Policy }, dangerous: ['key:rotate'] })
-  )
+function Rotate ({ level, isClient = false }: { level: Level, isClient?: boolean }) {
+  const [progress, setProgress] = useState('')
+  const rotate = async ({ key_string = '', ...fields }: Fields) => {
+    const policy = fields.history_policy as Policy
+    const body = { history_policy: policy }
+    await (isClient
+      ? rotateInBrowser(level, key_string, policy, setProgress)
+      : saying(call('rotateEncryptionKey', { path: level, body, dangerous: ['key:rotate'] })))
+    setProgress('')
+  }
   return (
-    <Section title='Rotate the key'>
-      <Help of='rotation' />
-      <Form name='key.rotate' kind='danger' run={rotate}><PolicyField /><Check name='sure' label='Replace the key of this project' required /></Form>
+    <Section title='Rotate the key' of='key.rotate'>
+      <Help text='A rotation makes a new key and encrypts all current documents with it. The old key still opens old copies.' />
+      <Form name='key.rotate' kind='danger' run={rotate}>
+        {isClient && <NewKeyString label='New key string' />}
+        <Field
+          label='Old versions' name='history_policy'
+          options={[['keep', 'Stay under the old key'], ['re_encrypt', 'Are encrypted again with the new key']]}
+        />
+        <Check name='sure' label={isClient ? 'I have kept the key string' : 'Replace the key of this project'} required />
+      </Form>
+      {progress !== '' && <p role='status'>{progress}</p>}
     </Section>
   )
 }
 
 /** Encrypts all documents with a new key, and the history too if the person wants that. */
-function RotateClient ({ level }: { level: Level }) {
-  const [progress, setProgress] = useState('')
-  const rotate = async ({ history_policy, key_string = '' }: Fields) => {
-    const old = heldKey(projectPath(level))
-    setProgress('Deriving the new key…')
-    const key = await newKey(key_string)
-    const secrets = []
-    for await (const { id, content, etag } of storedDocuments(level)) {
-      secrets.push({ id, etag, content: await sealBlob(key, await openBlob(old, content)) })
-      setProgress(`Encrypted ${secrets.length} documents…`)
-    }
-    const { data } = await call('rotateClientKeys', {
-      path: level,
-      body: { secrets, ...checkOf(key), key_proof: old.proof, history_policy: history_policy as Policy },
-      dangerous: ['key:rotate']
-    })
-    holdKey(projectPath(level), key)
-    if (history_policy === 're_encrypt') await reEncrypt(level, old, key, setProgress)
-    setProgress('')
-    changed(data.message)
+async function rotateInBrowser (level: Level, keyString: string, policy: Policy, tell: (text: string) => void) {
+  const old = heldKey(projectPath(level))
+  tell('Deriving the new key…')
+  const key = await newKey(keyString)
+  const secrets = []
+  for await (const { id, content, etag } of storedDocuments(level)) {
+    secrets.push({ id, etag, content: await sealBlob(key, await openBlob(old, content)) })
+    tell(`Encrypted ${secrets.length} documents…`)
   }
-  return (
-    <Section title='Rotate the key'>
-      <Help of='rotation' />
-      <Form name='key.rotate' kind='danger' run={rotate}>
-        <NewKeyString label='New key string' />
-        <PolicyField /><Check name='kept' label='I have kept the key string' required />
-      </Form>
-      {progress !== '' && <p role='status'>{progress}</p>}
-    </Section>
-  )
+  const { data } = await call('rotateClientKeys', {
+    path: level,
+    body: { secrets, ...checkOf(key), key_proof: old.proof, history_policy: policy },
+    dangerous: ['key:rotate']
+  })
+  holdKey(projectPath(level), key)
+  if (policy === 're_encrypt') await reEncrypt(level, old, key, tell)
+  changed(data.message)
 }
 
 async function reEncrypt (level: Level, old: ClientKey, key: ClientKey, tell: (text: string) => void) {
@@ -148,14 +128,13 @@ async function reEncrypt (level: Level, old: ClientKey, key: ClientKey, tell: (t
   }
 }
 
-/** Gives the key to the server. */
 function ToServer ({ level }: { level: Level }) {
   const change = async ({ encryption_key = '' }: Fields) => saying(
     call('updateProject', { path: level, body: { storage_mode: 'server', encryption_key }, dangerous: ['key:rotate'] }),
     'The server holds the key now.'
   )
   return (
-    <Section title='Give the key to the server'>
+    <Section title='Give the key to the server' of='key.custody'>
       <p>From then on, the server can read the documents and their history, and decrypts for people with permission.</p>
       <Form name='key.custody' kind='danger' run={change}>
         <Field label='Present key string' name='encryption_key' type='password' required />
@@ -179,7 +158,7 @@ function ToClient ({ level }: { level: Level }) {
     changed('Only your people hold the key now. Rotate it to a key that the server has never seen.')
   }
   return (
-    <Section title='Take the key from the server'>
+    <Section title='Take the key from the server' of='key.custody'>
       <Danger name='key.custody' title='Take the key from the server?' run={change}>
         <p>
           Copy the key string above to a safe place first: the server deletes it, and without it nobody can read the

@@ -1,40 +1,51 @@
 import { useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from '../api.ts'
-import { chosenPart, partInWords, PartPicker } from '../part-picker.tsx'
+import { Invitations } from '../invitations.tsx'
+import { chosenPart, PartPicker, partsOfProject } from '../part-picker.tsx'
+import { accessOf } from '../rights.ts'
 import { go } from '../router.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
-import { loadPerson, person, ROLES, roleName } from '../session.ts'
-import { Act, changed, Danger, Field, Form, Help, Later, List, saying, Section, Show, Table, Time, useList, useLoad, type Fields } from '../ui.tsx'
+import { loadPerson, person, PROJECT_ROLE_OPTIONS, ROLE_OPTIONS, roleName } from '../session.ts'
+import {
+  Act, changed, Danger, Field, Form, Head, Help, InDialog, Later, List, ListSearch, Load, saying, Section, Table, Time,
+  To, useList, useLoad, type Fields
+} from '../ui.tsx'
 
 type Role = Schemas['Role']
 type Member = Schemas['Member']
-type Restriction = Schemas['TeamRestriction']
 
-const ROLE_OPTIONS = Object.entries(ROLES)
-/** Roles in projects: billing managers and guests have nothing to do there. */
-const PROJECT_ROLES = ROLE_OPTIONS.filter(([role]) => role !== 'billing_manager' && role !== 'guest')
-
-/** Members, invitations and teams of the organization. */
 export function PeoplePage ({ organization }: { organization: string }) {
-  const path = { organization }
-  const members = useList(async (page) => (await call('listMembers', { path, query: { page, per_page: 50 } })).data)
+  const [search, setSearch] = useState('')
+  const members = useList(async (page) =>
+    (await call('listMembers', { path: { organization }, query: { search, page, per_page: 50 } })).data, [search])
   return (
     <>
-      <h1>People</h1>
-      <Help of='role' />
+      <Head title='People' />
+      <Help text='A role says what a member may do in the whole organization. Teams give roles in single projects.' />
       <Section title='Members'>
-        <List of={members} empty='Nobody is a member.'>
-          {(found) => <ul class='list'>{found.map((member) => <MemberItem key={member.id} {...{ organization, member }} />)}</ul>}
+        <div class='toolbar'><ListSearch label='Search by name or address' change={setSearch} /></div>
+        <List of={members} empty='No member matches.'>
+          {(found) => (
+            <Table
+              label='Members' head={['Name', 'Address', 'Role', 'Member since', 'Change']}
+              rows={found.map((member) =>
+                [member.id, ...cellsOf(member), <Change organization={organization} member={member} />])}
+            />
+          )}
         </List>
       </Section>
       <Invitations organization={organization} />
       <Section title='Teams'>
-        <Help of='team' />
+        <Help text='A team gives its members a role in projects, if you like only in some targets or environments.' />
         <Later name='team.list'><Teams organization={organization} /></Later>
       </Section>
     </>
   )
 }
+
+const cellsOf = ({ id, attributes: { name, email, role, joined_at } }: Member) => [
+  `${name}${id === person.value?.id ? ' (you)' : ''}`, email, roleName(role), <Time at={joined_at} />
+] as const
 
 function Teams ({ organization }: { organization: string }) {
   const path = { organization }
@@ -44,14 +55,23 @@ function Teams ({ organization }: { organization: string }) {
   return (
     <>
       <List of={teams} empty='There is no team yet. Create one to give people a role in single projects.'>
-        {(found) => <ul class='list'>{found.map((team) => <TeamItem key={team.id} {...{ organization, team }} reloadTeams={teams.reload} />)}</ul>}
+        {(found) => (
+          <ul class='list'>
+            {found.map(({ id, attributes: { name, member_count, project_count } }) => (
+              <li key={id}>
+                <p><strong>{name}</strong>, {member_count} members, {project_count} projects</p>
+                <Later name='team.show' description={name}><Team {...{ organization, id, name }} reload={teams.reload} /></Later>
+              </li>
+            ))}
+          </ul>
+        )}
       </List>
       <Form name='team.create' run={create}><Field label='Name of the team' name='name' required /></Form>
     </>
   )
 }
 
-function MemberItem ({ organization, member: { id, attributes: { name, email, role: before, joined_at } } }: {
+function Change ({ organization, member: { id, attributes: { name, role: before } } }: {
   organization: string, member: Member
 }) {
   const path = { organization, member: id }
@@ -65,115 +85,77 @@ function MemberItem ({ organization, member: { id, attributes: { name, email, ro
     if (id === person.value?.id) { await loadPerson(); return go({}) }
     changed(`${name} is no member any more.`)
   }
+  const tokens = <TokensOf organization={organization} member={id} name={name} />
   return (
-    <li>
-      <p><strong>{name}</strong> {email}{id === person.value?.id && ' (you)'}: {ROLES[before]}. Member since <Time at={joined_at} />.</p>
-      <Access organization={organization} member={id} name={name} />
-      <details>
-        <summary>Change or remove<span class='hidden'> {name}</span></summary>
-        <Form name='member.role' run={change}><Field label={`Role of ${name}`} name='role' value={before} options={ROLE_OPTIONS} /></Form>
-        <Danger name='member.remove' title={`Remove ${name}?`} description={name} run={remove}>
-          <p>{name} loses all access to this organization at once. The tokens that {name} made end, too.</p>
-        </Danger>
-      </details>
-    </li>
+    <>
+      <InDialog name='member.access' description={name} title={`What ${name} can see`}>
+        {() => <Access organization={organization} member={id} name={name} />}
+      </InDialog>
+      <InDialog name='member.choose' description={name} title={`Another role for ${name}`}>
+        {(close) => (
+          <Form name='member.role' run={async (fields) => { await change(fields); close() }}>
+            <Field label={`Role of ${name}`} name='role' value={before} options={ROLE_OPTIONS} />
+            {tokens}
+          </Form>
+        )}
+      </InDialog>
+      <Danger name='member.remove' title={`Remove ${name}?`} description={name} run={remove}>
+        <p>{name} loses all access to this organization at once. The tokens of {name} end, too.</p>
+        {tokens}
+      </Danger>
+    </>
   )
 }
 
-const placesOf = (restrictions: readonly Restriction[]): string => restrictions.length === 0
-  ? 'the whole project'
-  : restrictions.map((part) => partInWords(part.target === undefined ? 'the project' : '', part)).join('; ')
-
-/** What a member can see and do, by the role in the organization and by teams. */
-function Access ({ organization, member, name }: { organization: string, member: string, name: string }) {
-  const [access, setAccess] = useState<Schemas['MemberAccessAttributes']>()
-  const [page, setPage] = useState(1)
-  const show = async () => {
-    const { data } = await call('getMemberAccess', { path: { organization, member }, query: { page, per_page: 25 } })
-    const { attributes } = data.data
-    setAccess({ ...attributes, projects: [...access?.projects ?? [], ...attributes.projects] })
-    setPage(page < data.meta.last_page ? page + 1 : 0)
-  }
-  if (access === undefined) return <Act name='member.access' description={name} run={show} />
+/** The tokens of the organization that a member made: they stay when the member goes. */
+function TokensOf ({ organization, member, name }: { organization: string, member: string, name: string }) {
+  const query = { owner: 'organization', created_by: `user:${member}`, per_page: 100 } as const
+  const tokens = useLoad(async () => (await call('listApiTokens', { path: { organization }, query })).data, [])
+  const { data: found = [], meta: { total } = { total: 0 } } = tokens.value ?? {}
+  if (total === 0) return null
   return (
-    <div class='preview'>
-      <h3>What {name} can see</h3>
-      <p>In every project, as {roleName(access.role)}: {wordsOfScopes(access.scopes)}.</p>
-      {access.projects.length > 0 && (
-        <Table
-          label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
-          rows={access.projects.flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
-            `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
-            wordsOfScopes(scopes), placesOf(restrictions)
-          ] as const))}
-        />
-      )}
-      {page > 0 && <Act name='member.access' label='Show more projects' run={show} />}
+    <div class='attention'>
+      <p>{name} made {total === 1 ? 'this token' : `these ${total} tokens`} of the organization. {total === 1 ? 'It stays' : 'They stay'} valid, and {name} may have the values: <To to={{ page: 'tokens', organization }}>rotate or revoke them</To>.</p>
+      <ul>{found.map(({ id, name }) => <li key={id}>{name}</li>)}</ul>
     </div>
   )
 }
 
-function Invitations ({ organization }: { organization: string }) {
-  const path = { organization }
-  const invitations = useList(async (page) => (await call('listInvitations', { path, query: { page, per_page: 50 } })).data)
-  const invite = async ({ email = '', role = '' }: Fields) =>
-    saying(call('inviteMember', { path, body: { email, role: role as Role }, dangerous: scopesOfRoles('member:create', role) }))
-  const send = (invitation: string, role: Role) => async () =>
-    saying(call('sendInvitation', { path: { ...path, invitation }, body: {}, dangerous: scopesOfRoles('member:create', role) }))
-  const withdraw = (invitation: string, email: string) => async () =>
-    saying(call('withdrawInvitation', { path: { ...path, invitation }, dangerous: ['member:delete'] }), `The invitation of ${email} is withdrawn.`)
-  return (
-    <Section title='Invitations'>
-      <List of={invitations} empty='No invitation is open.'>
-        {(found) => (
+const Access = ({ organization, member, name }: { organization: string, member: string, name: string }) => (
+  <Load from={() => accessOf(organization, member)}>
+    {({ role, scopes, projects }) => (
+      <>
+        <p>In every project, as {roleName(role)}: {wordsOfScopes(scopes)}.</p>
+        {projects.length > 0 && (
           <Table
-            label='Open invitations' head={['Address', 'Role', 'Until', 'Change']}
-            rows={found.map(({ id, attributes: { email, role, expires_at } }) => [
-              id, email, roleName(role), <Time at={expires_at} />, (
-              <>
-                <Act name='invitation.send' description={email} run={send(id, role)} />
-                <Act name='invitation.withdraw' description={email} run={withdraw(id, email)} />
-              </>
-              )])}
+            label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
+            rows={projects.flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
+              `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
+              wordsOfScopes(scopes), partsOfProject(restrictions)
+            ] as const))}
           />
         )}
-      </List>
-      <Form name='member.invite' run={invite}>
-        <Field label='E-mail address' name='email' type='email' required />
-        <Field label='Role in the organization' name='role' value='member' options={ROLE_OPTIONS} />
-      </Form>
-    </Section>
-  )
-}
+      </>
+    )}
+  </Load>
+)
 
-function TeamItem ({ organization, team: { id, attributes: { name, member_count, project_count } }, reloadTeams }: {
-  organization: string, team: Schemas['Team'], reloadTeams: () => Promise<void>
-}) {
-  return (
-    <li>
-      <p><strong>{name}</strong>, {member_count} members, {project_count} projects</p>
-      <Later name='team.show' description={name}><OpenTeam {...{ organization, id, name, reloadTeams }} /></Later>
-    </li>
-  )
-}
-
-/** The members and projects of a team. */
-function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization' | 'id' | 'name', string> & { reloadTeams: () => Promise<void> }) {
+function Team ({ organization, id, name, reload }: Record<'organization' | 'id' | 'name', string> & { reload: () => Promise<void> }) {
   const path = { organization, team: id }
   const dangerous = ['team:update']
-  const loaded = useLoad(async () => {
+  const load = async () => {
     const team = (await call('getTeam', { path })).data.data.attributes
     const all = await firstPages(async (page) =>
       (await call('listMembers', { path: { organization }, query: { page, per_page: 100 } })).data)
     return { ...team, others: all.found.filter((member) => team.members.every(({ id }) => id !== member.id)) }
-  }, [])
+  }
   const setProject = async ({ project = '', role = '', ...fields }: Fields) => {
     if (project === '') throw new Error('Choose a project first.')
     const restriction = chosenPart(fields)
     await saying(call('setTeamProject', {
       path: { ...path, project },
       dangerous,
-      body: { role: role as Schemas['ProjectRole'], restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
+      body: { role: role as Exclude<Role, 'billing_manager' | 'guest'>, restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
     }), `${name} has a role in ${project} now.`)
   }
   const addMember = async ({ member = '' }: Fields) =>
@@ -182,9 +164,9 @@ function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization
     saying(call('removeTeamMember', { path: { ...path, member }, dangerous }), `${name} left the team.`)
   const removeProject = (project: string, name: string) => async () =>
     saying(call('removeTeamProject', { path: { ...path, project }, dangerous }), `The team has no role in ${name} any more.`)
-  const remove = async () => { await call('deleteTeam', { path }); await reloadTeams(); changed(`Deleted the team ${name}.`) }
+  const remove = async () => { await call('deleteTeam', { path }); await reload(); changed(`Deleted the team ${name}.`) }
   return (
-    <Show of={loaded}>
+    <Load from={load}>
       {(team) => (
         <div class='preview'>
           <h3>Members of {name}</h3>
@@ -201,12 +183,12 @@ function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization
           <Table
             label={`Projects of ${name}`} head={['Project', 'Role', 'Where', 'Change']} empty='No project yet.'
             rows={team.projects.map(({ id, slug, name, role, restrictions }) => [
-              id, name, roleName(role), placesOf(restrictions), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
+              id, name, roleName(role), partsOfProject(restrictions), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
             ])}
           />
           <Form name='team-project.set' run={setProject}>
-            <PartPicker organization={organization} none='Choose one' />
-            <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLES} />
+            <PartPicker organization={organization} none='Choose one' inherits />
+            <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLE_OPTIONS} />
             <Field label='Production' name='except_status' options={[['', 'Included'], ['production', 'Without environments in production']]} />
           </Form>
           <Danger name='team.delete' title={`Delete the team ${name}?`} description={name} run={remove}>
@@ -214,6 +196,6 @@ function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization
           </Danger>
         </div>
       )}
-    </Show>
+    </Load>
   )
 }

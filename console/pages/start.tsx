@@ -3,30 +3,32 @@ import { call } from '../api.ts'
 import { checkOf, newKey } from '../../src/client/keys.ts'
 import { holdKey } from '../held-keys.ts'
 import { storeDocument } from '../levels.ts'
+import { FileField } from '../import.tsx'
+import { partInWords, partsOfProject } from '../part-picker.tsx'
+import { can, canSomewhere, rights } from '../rights.ts'
 import { go } from '../router.ts'
 import { NewKeyString } from '../secrets.tsx'
 import { loadPerson, membership, memberships, roleName } from '../session.ts'
-import { Act, Check, Danger, Empty, Field, Form, Help, List, messageOf, Section, Show, Table, Time, To, changed, useList, useLoad, type Fields } from '../ui.tsx'
-import { FileField } from '../import.tsx'
+import {
+  Act, changed, Check, Danger, Empty, Field, Form, Head, Help, List, Load, may, messageOf, Section, Table, Time, To,
+  useList, type Fields
+} from '../ui.tsx'
 import type { Format } from '../values.ts'
 
-/** Organizations, their projects, and invitations of the person. */
 export function StartPage ({ organization }: { organization: string }) {
   const chosen = membership.value
   return (
     <>
-      <h1>{chosen?.name ?? 'Start'}</h1>
-      {organization !== '' && chosen === undefined && <p class='problem' role='alert'>You are not a member of this organization.</p>}
+      <Head title={chosen?.name ?? 'Your organizations'} />
       <Invitations />
-      {chosen !== undefined && <Projects organization={organization} />}
-      <Organizations />
-      {chosen !== undefined && <Settings organization={organization} name={chosen.name} />}
+      {chosen === undefined
+        ? <Organizations />
+        : <><Projects organization={organization} /><Settings organization={organization} name={chosen.name} /></>}
     </>
   )
 }
 
 function Invitations () {
-  const invitations = useLoad(async () => (await call('listOwnInvitations')).data.data, [])
   const answer = (operation: 'acceptInvitation' | 'declineInvitation', id: string) => async () => {
     const more = operation === 'acceptInvitation' ? { body: {} } : { dangerous: ['member:delete'] }
     await call(operation, { path: { invitation: id }, ...more })
@@ -34,13 +36,13 @@ function Invitations () {
     changed(operation === 'acceptInvitation' ? 'You are a member now.' : 'The invitation is declined.')
   }
   return (
-    <Show of={invitations}>
+    <Load from={async () => (await call('listOwnInvitations')).data.data}>
       {(found) => found.length > 0 && (
         <Section title='Invitations to you'>
           <ul class='list'>
-            {found.map(({ id, attributes: { organization, role, invited_by, expires_at } }) => (
+            {found.map(({ id, attributes: { organization, role, place, place_role, invited_by, expires_at } }) => (
               <li key={id}>
-                <p><strong>{organization.name}</strong> invites you as {roleName(role)}{invited_by !== null && `, by ${invited_by}`}, until <Time at={expires_at} />.</p>
+                <p><strong>{organization.name}</strong> invites you as {roleName(role)}{place !== null && place_role !== null && `, with the role ${roleName(place_role)} in ${partInWords(place)}`}{invited_by !== null && `, by ${invited_by}`}, until <Time at={expires_at} />.</p>
                 <div class='actions'>
                   <Act name='invitation.accept' kind='main' description={organization.name} run={answer('acceptInvitation', id)} />
                   <Act name='invitation.decline' description={organization.name} run={answer('declineInvitation', id)} />
@@ -50,7 +52,7 @@ function Invitations () {
           </ul>
         </Section>
       )}
-    </Show>
+    </Load>
   )
 }
 
@@ -62,48 +64,63 @@ function Organizations () {
     changed(`Created the organization ${data.data.name}.`)
   }
   return (
-    <Section title='Your organizations'>
-      <Help of='organization' />
+    <section>
       {memberships.value.length === 0 && <Empty>No organization yet. Create one, or ask for an invitation.</Empty>}
       <ul class='list'>
-        {memberships.value.map(({ slug, name, role }) => (
-          <li key={slug}><To to={{ organization: slug }} current={slug === membership.value?.slug}>{name}</To>, {roleName(role ?? '')}</li>
-        ))}
+        {memberships.value.map(({ slug, name, role }) => <li key={slug}><To to={{ organization: slug }}>{name}</To> <span class='soft'>{roleName(role ?? '')}</span></li>)}
       </ul>
       <details>
         <summary>Create an organization</summary>
+        <Help text='An organization is a company or a customer. Projects, people and tokens belong to one.' />
         <Form name='organization.create' run={create}><Field label='Name' name='name' required /></Form>
       </details>
-    </Section>
+    </section>
   )
 }
 
+/** The projects of the organization; for a person with parts of projects only, those parts. */
 function Projects ({ organization }: { organization: string }) {
-  const projects = useList(async (page) =>
-    (await call('listProjects', { path: { organization }, query: { page, per_page: 50 } })).data)
+  const projects = useList(async (page) => canSomewhere(['project:read'])
+    ? (await call('listProjects', { path: { organization }, query: { page, per_page: 50 } })).data
+    : { data: [], meta: { current_page: 1, last_page: 1 } })
+  const listed = new Set(projects.value?.data.map(({ attributes: { slug } }) => slug))
+  const parts = can(['project:read'], {})
+    ? []
+    : rights.value?.projects.filter(({ slug, rights }) =>
+      !listed.has(slug) && rights.every(({ restrictions }) => restrictions.length > 0)) ?? []
   return (
-    <Section title='Projects'>
-      <Help of='project' />
-      <List of={projects} empty='There is no project yet. Create one below: with an .env file you see its names at once.'>
+    <section>
+      <h2 class='hidden'>Projects</h2>
+      <List of={projects} empty={may('project.create', {}) ? 'There is no project yet. Create one below: with an .env file you see its names at once.' : parts.length > 0 ? '' : 'You have no access to a project yet. Ask for a role in one.'}>
         {(found) => (
           <Table
             label='Projects' head={['Project', 'Key held by', 'Last change']}
             rows={found.map(({ id, attributes: { slug, name, encryption_type, last_change } }) => [
               id, <To to={{ page: 'matrix', organization, project: slug }}>{name}</To>, encryption_type === 'client' ? 'your people' : 'the server',
-              last_change == null ? 'none' : <><Time at={last_change.created_at} />{last_change.created_by != null && `, ${last_change.created_by.name}`}</>
+              last_change == null ? '' : <><Time at={last_change.created_at} />{last_change.created_by != null && `, ${last_change.created_by.name}`}</>
             ])}
           />
         )}
       </List>
-      <details open={projects.value?.data.length === 0}>
-        <summary>Create a project</summary>
-        <CreateProject organization={organization} />
-      </details>
-    </Section>
+      {parts.length > 0 && projects.value !== undefined && (
+        <Table
+          label='Parts of projects' head={['Project', 'Your part']}
+          rows={parts.map(({ id, slug, name, rights }) => [
+            id, <To to={{ page: 'matrix', organization, project: slug }}>{name}</To>,
+            partsOfProject(rights.flatMap(({ restrictions }) => restrictions))
+          ])}
+        />
+      )}
+      {may('project.create', {}) && (
+        <details open={projects.value?.data.length === 0}>
+          <summary>Create a project</summary>
+          <CreateProject organization={organization} />
+        </details>
+      )}
+    </section>
   )
 }
 
-/** Creates a project, with targets and environments, and with an imported document if the person gives one. */
 function CreateProject ({ organization }: { organization: string }) {
   const [isClient, setClient] = useState(false)
   const [document, setDocument] = useState<string | undefined>('')
@@ -135,10 +152,8 @@ function CreateProject ({ organization }: { organization: string }) {
   return (
     <Form name='project.create' run={create}>
       <Field label='Name of the project' name='name' required />
-      <Help of='target' />
-      <Field label='Targets' name='targets' hint='Several names with commas, such as: backend, website. You can add them later.' />
-      <Help of='environment' />
-      <Field label='Environments of each target' name='environments' hint='Several names with commas, such as: test, live.' />
+      <Field label='Targets' name='targets' hint='Parts that are deployed by themselves, as names with commas, such as: backend, website. You can add them later.' />
+      <Field label='Environments of each target' name='environments' hint='Stages of a target, as names with commas, such as: test, live.' />
       <Field
         label='Format of the documents' name='secret_format'
         options={[['env', '.env: lines of NAME=value'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}
@@ -163,6 +178,7 @@ function Settings ({ organization, name }: { organization: string, name: string 
     go({})
     changed(`Deleted the organization ${name}.`)
   }
+  if (!may('organization.delete', {})) return null
   return (
     <details>
       <summary>Settings of the organization</summary>

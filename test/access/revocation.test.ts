@@ -486,7 +486,7 @@ t.test('a token shows its creator, and ends with the grant and the account of th
     const visit = visitor(address)
     const page = await visit.signIn(await visit.open('/account'), rosa.email, rosa.password)
     for (const name of [`Of ${how}`, `Second of ${how}`]) {
-      t.match(page.text, `${name} (Nimbus), ends in`, 'and so is the person')
+      t.match(page.text, `<strong>${name}</strong> <span>Nimbus, ends in`, 'and so is the person')
     }
 
     t.strictSame(await alive(mine, second, elsewhere, byToken), [200, 200, 200, 200])

@@ -16,7 +16,7 @@ import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
 import { FIRST_ORGANIZATION } from '../../schemas/organizations.ts'
 import { SCOPES } from '../../schemas/scopes.ts'
 import { startIsolatedApp, type Caller, type TestApp } from '../helpers/app.ts'
-import { launch, openWindow as openIn, signIn, skip, type Window } from '../helpers/browser.ts'
+import { accessibilityProblems, launch, openWindow as openIn, signIn, skip, type Window } from '../helpers/browser.ts'
 import { bill, invoicesOf, path as pathOf, subscribe } from '../helpers/billing.ts'
 import { authorizationUrl, makePerson, pkce, post } from '../helpers/people.ts'
 import { scratchDirectory } from '../helpers/process.ts'
@@ -494,6 +494,7 @@ async function isFit (t: Test, page: Page, where: string) {
   const headings = await page.evaluate(HEADINGS) as number[]
   t.ok(headings[0] === 1 && headings.every((level, i) =>
     level <= (headings[i - 1] ?? 0) + 1 && (level > 1 || i === 0)), `${where}: headings ${headings.join(' ')}`)
+  t.strictSame(await accessibilityProblems(page), [], `${where}: axe`)
 }
 
 t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light and dark', { skip }, async (t) => {
@@ -639,6 +640,12 @@ t.test('OA-16: the pages say what their fields are, and what is wrong with them'
     - button "Sign out"
     - button "Sign out everywhere"
     - link "Change the password"`)
+  const text = await page.locator('main').innerText()
+  t.match(text, 'All dates and times on this page are in UTC.')
+  t.match(text, /since \d{4}-\d\d-\d\d \d\d:\d\d UTC, last used \d{4}-\d\d-\d\d \d\d:\d\d UTC \(this browser\)/)
+  t.match(text, /^\d{4}-\d\d-\d\d \d\d:\d\d UTC\n+signed in, from 127\.0\.0\.1, Chrome on Linux$/m)
+  await page.getByText('Who else sees these events?').click()
+  await page.getByText('Other organizations do not see these events.').waitFor()
   await page.getByRole('link', { name: 'Change the password' }).click()
   await is(`
     - heading "Change the password" [level=1]

@@ -5,10 +5,12 @@ import { mock } from 'node:test'
 import { brotliCompressSync } from 'node:zlib'
 import t from 'tap'
 import { parse } from 'yaml'
+import { CHANGE_LIMITS } from '../../schemas/changes.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { STYLE } from '../../src/http/pages/style.ts'
 import { documentError, readDocument } from '../../src/rules/documents/read.ts'
 import { changeNames } from '../../src/rules/editing/change.ts'
-import { load } from '../helpers/console.ts'
+import { load, operationsOfConsole } from '../helpers/console.ts'
 import { operationsIn } from '../helpers/contract.ts'
 import { texts } from '../helpers/texts.ts'
 import { VALUES } from '../readers/values.ts'
@@ -18,6 +20,14 @@ import { VALUES } from '../readers/values.ts'
 // Browser functions that the modules need.
 const timers = { setTimeout: (run: () => void, ms: number) => setTimeout(run, ms) }
 Object.assign(globalThis, { window: Object.assign(new EventTarget(), timers) })
+
+/** The module of values, with a change of one name. */
+async function loadValues () {
+  const values = await load('values.ts')
+  const changeValue = (format: string, text: string, name: string, value: string | undefined): string =>
+    values.changeValues(format, text, value === undefined ? { unset: [name] } : { set: { [name]: value } })
+  return { ...values, changeValue }
+}
 
 const files = readdirSync('console', { recursive: true }).map(String).filter((name) => statSync(join('console', name)).isFile())
 const sources = files.filter((name) => /\.tsx?$/.test(name))
@@ -49,12 +59,12 @@ t.test('a key is forgotten after 15 minutes without use', async (t) => {
   t.throws(() => heldKey('nimbus/shop'), /Enter the key string/)
 })
 
-t.test('no package but Preact and its signals, and nothing that makes markup of text', async (t) => {
+t.test('no package but Preact, its signals and icons, and nothing that makes markup of text', async (t) => {
   const forbidden = /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|localStorage|sessionStorage|document\.cookie/
   for (const name of sources) {
     const source = readFileSync(join('console', name), 'utf8')
     for (const [, from] of source.matchAll(/^(?:import|export) [^;]*?from '([^']+)'/gm)) {
-      t.ok(/^(?:\.\.?\/|preact$|preact\/hooks$|@preact\/signals$)/.test(from!), `${name}: ${from}`)
+      t.ok(/^(?:\.\.?\/|preact$|preact\/hooks$|@preact\/signals$|lucide$)/.test(from!), `${name}: ${from}`)
     }
     t.notMatch(source, forbidden, name)
   }
@@ -77,9 +87,8 @@ t.test('the operations of the console are those of openapi.yaml', async (t) => {
   const { paths } = parse(readFileSync('openapi.yaml', 'utf8')) as { paths: Record<string, Record<string, { operationId: string, deprecated?: boolean }>> }
   const published = new Map(Object.entries(paths).flatMap(([path, methods]) =>
     Object.entries(operationsIn(methods)).map(([method, { operationId, deprecated }]) => [operationId, { text: `${method.toUpperCase()} ${path}`, deprecated }] as const)))
-  const { OPERATIONS, textOf } = await load('operations.ts')
-  for (const operation of OPERATIONS) {
-    t.equal(textOf(operation), published.get(operation)?.text, operation)
+  for (const [operation, text] of operationsOfConsole()) {
+    t.equal(text, published.get(operation)?.text, operation)
     t.not(published.get(operation)?.deprecated, true, operation)
   }
   for (const name of sources.filter((name) => name !== 'auth.ts' && name !== 'api.ts')) {
@@ -124,7 +133,7 @@ t.test('the browser reads .env texts as the service, also line separators and th
 })
 
 t.test('the browser changes documents of client-managed projects without touching other lines', async (t) => {
-  const { changeValue, readValues } = await load('values.ts')
+  const { changeValue, readValues } = await loadValues()
   const document = '# head\nA=1 # one\nexport B="two\\nlines"\r\n\nC=\'x\'\n'.replace('\r', '')
   t.strictSame([...readValues('env', document)], [['A', '1'], ['B', 'two\nlines'], ['C', 'x']])
   t.equal(changeValue('env', document, 'C', 'y z'), document.replace("C='x'", "C='y z'"))
@@ -156,7 +165,7 @@ t.test('the browser changes documents of client-managed projects without touchin
 })
 
 t.test('the browser keeps the line endings of other names', async (t) => {
-  const { changeValue } = await load('values.ts')
+  const { changeValue } = await loadValues()
   const document = "A=1\r\nPEM='a\nb'\nB=\"c\r\nd\" # e\r\nC=2\rD=3\n"
   t.equal(changeValue('env', document, 'A', 'x'), document.replace('1', 'x'))
   t.equal(changeValue('env', document, 'B', undefined), document.replace('B="c\r\nd" # e\r\n', ''))
@@ -167,7 +176,7 @@ t.test('the browser keeps the line endings of other names', async (t) => {
 })
 
 t.test('the browser keeps the types of JSON values', async (t) => {
-  const { changeOf, changeValue } = await load('values.ts')
+  const { changeOf, changeValue } = await loadValues()
   const document = '{"A": {"x": 12345678901234567890}, "B": [1], "C": 1, "D": "{}", "E": null}'
   for (const [name, value, json] of [
     ['A', '{"x": 1.50}\n', '{"x":1.50}'], ['B', '{}', '{}'], ['C', '2', '"2"'], ['D', '[]', '"[]"'], ['E', '{}', '"{}"']
@@ -184,7 +193,8 @@ t.test('the browser keeps the types of JSON values', async (t) => {
 })
 
 t.test('the browser sends the types and digits of JSON values', async (t) => {
-  const { nestedValues, typedValues } = await load('values.ts')
+  const { nestedValues, objectText, typedEntries } = await load('values.ts')
+  const typedValues = (text: string) => objectText(typedEntries(text))
   const set = {
     A: ' {"x": [1.50, 12345678901234567890]}', 'B"': '1', C: 'null', D: '[]', E: '{"k": "v"}', ['__proto__']: 'x'
   }
@@ -244,7 +254,7 @@ t.test('the browser reads JSON as the service does', async (t) => {
 })
 
 t.test('the browser writes values into .env documents as the service does', async (t) => {
-  const { changeValue } = await load('values.ts')
+  const { changeValue } = await loadValues()
   const olds = [
     '', 'X=x # c\n', 'export X=x#old # c\n', 'X=x\t# c\n', 'X= # c #\n', "X='x'#old\n", 'X="x" # c\n', 'X="x\\ny"\n', 'X=`x`\n', 'X:\n  x\n',
     'X=\n\n"x"#old\n', 'X="x" y#old\n', 'X=1\nX=2\n'
@@ -259,7 +269,7 @@ t.test('the browser writes values into .env documents as the service does', asyn
 })
 
 t.test('the browser keeps the line ends and types that a change does not name', async (t) => {
-  const { changeValue } = await load('values.ts')
+  const { changeValue } = await loadValues()
   for (const [before, name, value, after] of [
     ['A=1\nB=2\r\nC=3\n', 'A', 'x', 'A=x\nB=2\r\nC=3\n'],
     ['A=1\r\nB="l1\nl2"\nC=3\r\n', 'C', undefined, 'A=1\r\nB="l1\nl2"\n'],
@@ -294,10 +304,166 @@ t.test('the first error of a text has the place that the service names', async (
   for (const [format, text] of [['json', '{"A": 1}'], ['env', 'A=1'], ['env', ''], ['yaml', ': ['], ['text', 'x']]) t.equal(problemIn(format, text), undefined)
 })
 
+t.test('an import in the browser keeps the other names of a JSON document, and the types of all values', async (t) => {
+  const { setTyped } = await load('values.ts')
+  const document = '\ufeff{\n  "A": 1.0, "B": {"x": 12345678901234567890},\n  "C": "text"\n}\n'
+  for (const [other, after] of [
+    ['{}', document], ['{"A": 1.0, "B": {"x":12345678901234567890}}', document],
+    ['{"A": 2.50}', document.replace('1.0', '2.50')],
+    ['{"C": [1, null], "D": true}', document.replace('"text"\n', '[1,null],\n  "D": true\n')]
+  ] as const) t.equal(setTyped(document, other), after, other)
+  t.strictSame(JSON.parse(setTyped('', '{"__proto__": 1, "A": "x"}')), JSON.parse('{"__proto__": 1, "A": "x"}'))
+})
+
+t.test('many names of an .env document are changed together as one by one', async (t) => {
+  const { changeValues, changeValue, readValues } = await loadValues()
+  const document = '# mine\r\nA=1\r\nB="two" # b\r\nC:\n'
+  const values = [...VALUES, ...Array.from({ length: 30 }, (_, i) => String(i))]
+  const set = Object.fromEntries(values.map((value, i) => [`N${i}`, value] as const))
+  for (const text of ['', document, 'A=1\nB=2', '\ufeffA=1']) {
+    for (const unset of [[], ['A']]) {
+      const can = Object.keys(set).filter((name) => { try { return changeValue('env', text, name, set[name]) !== '' } catch { return false } })
+      const changes = { set: { ...Object.fromEntries(can.map((name) => [name, set[name]])), B: '3' } as Record<string, unknown>, unset }
+      const changed = changeValues('env', text, changes)
+      const expected = { ...Object.fromEntries(readValues('env', text)), ...changes.set }
+      for (const name of unset) delete expected[name]
+      t.strictSame(Object.fromEntries(readValues('env', changed)), expected)
+    }
+  }
+  const start = Date.now()
+  const many = Object.fromEntries(Array.from({ length: 5000 }, (_, i) => [`NAME_${i}`, `value ${i}`]))
+  t.equal(readValues('env', changeValues('env', 'A=1\r\nB=2', { set: many })).size, 5002)
+  t.comment(`5,000 names after ${Date.now() - start} ms`)
+  const some = Object.fromEntries(Object.entries(many).slice(0, 30))
+  t.throws(() => changeValues('env', '', { set: { ...some, 'a b': '1' } }), /cannot hold/)
+})
+
+t.test('an import is sent in parts within the limits of the service, in its order', async (t) => {
+  const { inParts } = await load('values.ts')
+  const sizes = (entries: unknown[]) => inParts(entries).map((part: unknown[]) => part.length)
+  const many = (count: number, json?: string) => Array.from({ length: count }, (_, i) => [`N${i}`, ...json === undefined ? [] : [json]])
+  t.strictSame(sizes([]), [0], 'nothing to set is one request')
+  t.strictSame(sizes(many(1000, '"x"')), [1000])
+  t.strictSame(sizes(many(2001, '"x"')), [1000, 1000, 1])
+  t.strictSame(sizes([...many(600, '"x"'), ...many(600)]), [1000, 200], 'names to remove count, too')
+  for (const entries of [
+    many(5, JSON.stringify('x'.repeat(100_000))), many(3, JSON.stringify('x'.repeat(300_000))),
+    many(50, JSON.stringify(Array.from({ length: 1000 }, () => 1))), many(900, '{"a": [1, 2, {"b": null}]}')
+  ]) {
+    const parts = inParts(entries) as [string, string?][][]
+    t.strictSame(parts.flat(), entries)
+    for (const part of parts) {
+      const set = Object.fromEntries(part.map(([name, json]) => [name, JSON.parse(json!)]))
+      const characters = part.reduce((sum, [name, json = '']) => sum + name.length + json.length, 0)
+      t.ok(part.length === 1 || characters <= CHANGE_LIMITS.characters, `${characters} characters`)
+      const members = membersIn({ set, unset: [], replace: Object.keys(set) })
+      t.ok(part.length === 1 || members <= CHANGE_LIMITS.members, `${members} members`)
+      t.ok(part.length <= CHANGE_LIMITS.names)
+    }
+  }
+})
+
+const membersIn = (value: unknown): number => typeof value !== 'object' || value === null
+  ? 0
+  : Object.values(value).reduce((sum: number, member) => sum + 1 + membersIn(member), 0)
+
+t.test('times are ISO dates in the zone of the browser, which the title names', async (t) => {
+  const { localTime } = await load('ui.tsx')
+  const before = process.env.TZ
+  t.teardown(() => { if (before === undefined) delete process.env.TZ; else process.env.TZ = before })
+  for (const [zone, text, title] of [
+    ['UTC', '2026-11-30 23:40', '2026-11-30 23:40:05 UTC+00:00, UTC'],
+    ['Europe/Berlin', '2026-12-01 00:40', '2026-12-01 00:40:05 UTC+01:00, Europe/Berlin'],
+    ['America/St_Johns', '2026-11-30 20:10', '2026-11-30 20:10:05 UTC-03:30, America/St_Johns']
+  ] as const) {
+    process.env.TZ = zone
+    t.strictSame(localTime(new Date('2026-11-30T23:40:05Z')), { text, title })
+  }
+})
+
+t.test('the account pages have the colors, type and space of the console', async (t) => {
+  const variables = (css: string) => [...css.matchAll(/(--[\w-]+):\s*([^;]+);/g)].map(([, name, value]) => `${name}: ${value}`)
+  const ofConsole = variables(readFileSync('console/style.css', 'utf8'))
+  const ofPages = variables(STYLE)
+  t.ok(ofPages.length > 30)
+  t.strictSame(ofPages.filter((one) => !ofConsole.includes(one)), [])
+  const used = new Set([...STYLE.matchAll(/var\((--[\w-]+)\)/g)].map(([, name]) => name!))
+  t.strictSame([...used].filter((name) => !ofPages.some((one) => one.startsWith(`${name}:`))), [])
+})
+
 t.test('an address with a malformed escape is a place', async (t) => {
   const { placeOf } = await load('router.ts')
   t.match(placeOf('/console/nimbus/%E0%A4%A/-/level'), { page: 'level', organization: 'nimbus', project: '%E0%A4%A' })
   t.match(placeOf('/console/%25/a%20b'), { page: 'matrix', organization: '%', project: 'a b' })
+})
+
+t.test('each page has an address, and an address that names no page is unknown', async (t) => {
+  const { PAGES, pathOf, placeOf } = await load('router.ts')
+  const nimbus = { organization: 'nimbus', project: '', target: undefined, environment: undefined }
+  const levels = [{ project: 'shop' }, { project: 'shop', target: 'api' }, { project: 'shop', target: 'api', environment: 'live' }]
+  for (const page of Object.keys(PAGES)) {
+    const isOfLevel = ['level', 'history'].includes(page)
+    const places = ['matrix', 'keys', 'settings'].includes(page) ? [levels[0]] : isOfLevel ? levels : [{}]
+    for (const place of places) {
+      t.match(placeOf(pathOf({ ...nimbus, ...place, page })), { ...nimbus, ...place, page }, page)
+    }
+  }
+  for (const page of ['keys', 'settings']) {
+    t.equal(placeOf(pathOf({ ...nimbus, ...levels[2], page })).page, page, 'from the page of a level')
+  }
+  for (const path of ['nimbus/-', 'nimbus/-/none', 'nimbus/-/people/more', 'nimbus/shop/none', 'nimbus/shop/-', 'nimbus/shop/-/none', 'nimbus/shop/-/keys/api', 'nimbus/shop/-/level/a/b/c']) {
+    t.equal(placeOf(`/console/${path}`).page, 'unknown', path)
+  }
+})
+
+t.test('a person may do what the role or a team gives at a place', async (t) => {
+  const { can, canSomewhere, rights, shownProject } = await load('rights.ts')
+  const project = (slug: string, ...parts: [scopes: string[], restrictions: object[]][]) =>
+    ({ slug, rights: parts.map(([scopes, restrictions]) => ({ scopes, restrictions })) })
+  const [shop, backend, live, test] = [{ project: 'shop' }, { project: 'shop', target: 'backend' }, { project: 'shop', target: 'backend', environment: 'live' }, { project: 'shop', target: 'backend', environment: 'test' }]
+  const allowed = (scopes: string[]) => [shop, backend, live, test, { project: 'other' }].map((place) => can(scopes, place))
+  t.strictSame(allowed(['secret:read']), [true, true, true, true, true], 'unknown rights: the service decides')
+  rights.value = { organization: 'nimbus', scopes: null, projects: [] }
+  t.strictSame(allowed(['secret:read', 'key:rotate']), [true, true, true, true, true])
+  rights.value = { organization: 'nimbus', scopes: ['organization:read'], projects: [] }
+  t.strictSame([can(['organization:read'], shop), ...allowed(['secret:read'])], [true, false, false, false, false, false])
+  for (const [restrictions, expected] of [
+    [[], [true, true, true, true, false]],
+    [[{ target: 'backend' }], [false, true, true, true, false]],
+    [[{ target: 'backend', environment: 'live' }], [false, false, true, false, false]],
+    [[{ except_status: 'production' }], [false, false, false, true, false]],
+    [[{ target: 'website' }], [false, false, false, false, false]],
+    [[{ target: 'website' }, { target: 'backend', environment: 'test', inherited: true }], [false, false, false, true, false]]
+  ] as const) {
+    shownProject.value = { levels: [{ target: 'backend', environment: 'live', status: 'production' }, { target: 'backend', environment: 'test', status: 'staging' }, { target: 'backend', environment: null, status: null }] }
+    rights.value = { organization: 'nimbus', scopes: ['secret:history'], projects: [project('shop', [['secret:read'], [...restrictions]])] }
+    t.strictSame(allowed(['secret:read']), expected, JSON.stringify(restrictions))
+    t.strictSame(allowed(['secret:read', 'secret:history']), expected)
+    t.strictSame(allowed(['secret:read', 'secret:write']), [false, false, false, false, false])
+    t.ok(canSomewhere(['secret:read'], 'shop') && canSomewhere(['secret:read']) && !canSomewhere(['secret:read'], 'other'))
+  }
+})
+
+t.test('levels are in the order of their making: the project, then each target with its environments', async (t) => {
+  const { inOrder } = await load('rights.ts')
+  const level = (level: string, id: string, target: string | null = null, environment: string | null = null) =>
+    ({ level, id, target, environment })
+  const levels = [
+    level('project', '09'), level('target', '03', 'a'), level('environment', '07', 'a', 'x'), level('environment', '05', 'a', 'z'),
+    level('target', '02', 'b'), level('environment', '04', 'b', 'x'), level('environment', '06', 'b', 'w')
+  ]
+  t.strictSame(inOrder(levels).map(({ id }: { id: string }) => id), ['09', '02', '04', '06', '03', '05', '07'])
+  t.strictSame(inOrder(levels.filter(({ level }) => level === 'environment')).map(({ id }: { id: string }) => id), ['05', '07', '04', '06'])
+})
+
+t.test('a difference has each line of both texts once, and the common lines in their order', async (t) => {
+  const { diffLines } = await load('difference.tsx')
+  for (const [before, after, expected] of [
+    ['a', 'b', '-a +b'], ['a\nb', 'a\nb', ' a  b'], ['a\nb\nc', 'a\nc', ' a -b  c'], ['a\nc', 'a\nb\nc', ' a +b  c'], ['', 'x', '- +x'],
+    ['a\nb', 'b\na', '-a  b +a']
+  ] as const) t.equal(diffLines(before, after).map((line: string[]) => line.join('')).join(' '), expected, JSON.stringify([before, after]))
+  const long = Array.from({ length: 3000 }, (_, i) => String(i)).join('\n')
+  t.equal(diffLines(long, `${long}x`).length, 6000, 'very long texts are not compared')
 })
 
 t.test('an edited document is a change of names if nothing else differs', async (t) => {

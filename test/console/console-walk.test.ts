@@ -3,95 +3,25 @@ import { mkdirSync, readFileSync } from 'node:fs'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
-import axe from 'axe-core'
 import type { Browser, Locator, Page } from 'playwright-core'
 import t, { type Test } from 'tap'
-import { earlier, startIsolatedApp, type Caller, type TestApp } from '../helpers/app.ts'
+import { earlier } from '../helpers/app.ts'
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
-import { load } from '../helpers/console.ts'
+import { load, operationsOfConsole } from '../helpers/console.ts'
+import { button, cell, confirm, follow, look, openMenu, said, SIZES, unfold, visitConsole, type Visit } from '../helpers/console-window.ts'
+import { walkWorkloads } from '../helpers/console-workloads.ts'
 import { giveSecondFactor, makePerson, type Person } from '../helpers/people.ts'
 import { until } from '../helpers/until.ts'
 
 // The console in Chromium: a person's first hour with all actions and operations, values, and attacks.
 
 const { ACTIONS } = await load('actions.ts') as { ACTIONS: Record<string, string> }
-const { OPERATIONS, textOf } = await load('operations.ts') as { OPERATIONS: string[], textOf (name: string): string }
-/** Operations by the pattern of their requests. */
-const PATTERNS = OPERATIONS.map((operation) => {
-  const [method = '', path = ''] = textOf(operation).split(' ')
-  const pattern = new RegExp(`^${path.replace(/\{\w+\}/g, '[^/]+')}$`)
-  return { operation, method, pattern, parameters: path.split('{').length }
-}).sort((a, b) => a.parameters - b.parameters)
-
-const operationOf = (method: string, pathname: string): string | undefined =>
-  PATTERNS.find((one) => one.method === method && one.pattern.test(pathname))?.operation
 
 let browser: Browser
 t.before(async () => { if (!skip) browser = await launch() })
 t.teardown(async () => browser?.close())
 
-interface Visit {
-  service: TestApp
-  url: string
-  nimbus: Caller
-  rosa: Person
-  page: Page
-  /** The clicked actions and the called operations. */
-  actions: Set<string>
-  operations: Set<string>
-  wrongs: string[]
-  requested: string[]
-}
-
-/** A service with an organization, and a window of an owner of it. */
-async function visit (t: Test, width: number, env: Record<string, string> = {}): Promise<Visit> {
-  // This test has its own database, because its organizations have fixed slugs.
-  const service = await startIsolatedApp(t, env)
-  const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
-  const nimbus = await service.organization({ slug: 'nimbus' })
-  const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
-  const window = await openWindow(t, browser, {
-    viewport: { width, height: 800 }, permissions: ['clipboard-read', 'clipboard-write'], bypassCSP: false, locale: 'en-GB'
-  })
-  const [actions, operations] = [new Set<string>(), new Set<string>()]
-  await window.context.exposeBinding('recordAction', (_source, name: string) => { actions.add(name) })
-  await window.context.addInitScript(`document.addEventListener('click', (event) => {
-    const action = event.target.closest?.('[data-action]')?.dataset.action
-    if (action !== undefined) recordAction(action)
-  }, true)`)
-  window.context.on('request', (request) => {
-    const { pathname } = new URL(request.url())
-    const operation = operationOf(request.method(), pathname)
-    if (operation !== undefined) operations.add(operation)
-  })
-  return { service, url, nimbus, rosa, ...window, actions, operations }
-}
-
-const AXE = `${axe.source}; undefined`
-// Rules of WCAG 2.2 A and AA, and best practices.
-const RUN_AXE = `axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) =>
-  violations.map(({ id, nodes }) => id + ': ' + nodes.slice(0, 3).map(({ html, failureSummary }) => html.slice(0, 160) + ' ' + failureSummary).join(' | ')))`
-
-const SIZES = [360, 1280] as const
-let looked = 0
-
-/** Asserts that the page is accessible and as wide as the window: at 360 and 1,280 pixels, light and dark. */
-async function look (t: Test, page: Page, what: string) {
-  looked++
-  const size = page.viewportSize()!
-  await page.evaluate(AXE)
-  for (const width of SIZES) {
-    await page.setViewportSize({ width, height: 800 })
-    for (const colorScheme of ['light', 'dark'] as const) {
-      await page.emulateMedia({ colorScheme })
-      const where = `${what}, ${width} pixels, ${colorScheme}`
-      t.strictSame(await page.evaluate(RUN_AXE), [], `${where}: axe`)
-      t.equal(await page.evaluate('document.documentElement.scrollWidth'), width, `${where}: nothing is wider`)
-    }
-  }
-  await page.emulateMedia({ colorScheme: 'light' })
-  await page.setViewportSize(size)
-}
+const visit = (t: Test, width: number, env: Record<string, string> = {}) => visitConsole(t, browser, width, env)
 
 /** Writes a screenshot for docs/console.md if CONSOLE_SCREENSHOTS names a folder. */
 async function screenshot (page: Page, name: string, what?: Locator) {
@@ -102,15 +32,6 @@ async function screenshot (page: Page, name: string, what?: Locator) {
   await what?.evaluate((element: unknown) =>
     (element as { scrollIntoView (options: object): void }).scrollIntoView({ block: 'center' }))
   await page.screenshot({ path: join(folder, `${name}.png`) })
-}
-
-const button = (at: Page | Locator, name: string | RegExp) => at.getByRole('button', { name, ...(typeof name === 'string' && { exact: true }) })
-const said = (page: Page, text: string | RegExp) => page.getByRole('status').getByText(text).first().waitFor()
-const follow = (page: Page, name: string) => page.getByRole('link', { name, exact: true }).first().click()
-async function unfold (page: Page, text: string | RegExp) {
-  const summary = page.locator('summary', { hasText: text }).first()
-  await summary.waitFor()
-  if (await summary.locator('..').getAttribute('open') === null) await summary.click()
 }
 
 /** A page that failed to load has a button that loads it again. */
@@ -126,12 +47,6 @@ async function tryAgain (page: Page) {
 async function isInWindow (element: Locator, width: number): Promise<boolean> {
   const box = await element.boundingBox()
   return box !== null && box.x >= 0 && box.x + box.width <= width
-}
-
-/** Confirms an action in its dialog. */
-async function confirm (page: Page, opener: string | RegExp, action: string) {
-  await button(page, opener).first().click()
-  await page.getByRole('dialog').locator(`button[data-action="${action}"]`).click()
 }
 
 /** The value of a time field, which has no time zone. */
@@ -152,6 +67,7 @@ for (const width of SIZES) {
     t.equal(new URL(page.url()).search, '', 'no code stays in the address')
     await tryAgain(page)
     await look(t, page, 'start')
+    await follow(page, 'Strongroom')
     await unfold(page, 'Create an organization')
     await page.getByLabel('Name', { exact: true }).fill('Stratus')
     await button(page, 'Create organization').click()
@@ -175,11 +91,12 @@ for (const width of SIZES) {
     await page.getByLabel(/^Missing in an environment \(1\)/).waitFor()
     await screenshot(page, 'matrix')
     await page.getByLabel(/^Missing in an environment \(1\)/).check()
-    await page.getByText('Names are missing in: backend / test, website / live, website / test.').waitFor()
+    await page.getByText('Names are missing in: backend / test, website / test, website / live.').waitFor()
     t.ok(await isInWindow(button(page, 'Missing LIVE_ONLY in backend / test'), width), 'the first missing cell is in the window')
     await look(t, page, 'matrix')
-    t.ok((await page.locator('.top').boundingBox())!.height <= 160, 'the header leaves the window to the page')
-    t.ok(await isInWindow(page.locator('.top .project [aria-current]'), width), 'the present page is in sight in the header')
+    const content = (await page.locator('.toolbar').boundingBox())!.y
+    t.ok(content <= (width > 1000 ? 120 : 160), `the content begins at ${content} pixels`)
+    t.ok(await isInWindow(page.locator('.tabs [aria-current]'), width), 'the present page is in sight in the header')
     await button(page, 'Missing LIVE_ONLY in backend / test').click()
     await look(t, page, 'cell')
     await page.getByLabel('New value').fill('two')
@@ -190,7 +107,7 @@ for (const width of SIZES) {
     const names = await nimbus.call('GET', '/nimbus/shop/backend/test/secrets/names')
     t.equal(names.body.meta.total, 0, 'the document is as it was: there was none')
     await page.getByLabel(/^Different values/).check()
-    await button(page, /API_KEY in backend \/ live/).click()
+    await (await cell(page, 'API_KEY', 'backend / live')).click()
     const dialog = page.getByRole('dialog')
     await button(dialog, /^Reveal/).click()
     await dialog.getByText('other', { exact: true }).waitFor()
@@ -200,15 +117,29 @@ for (const width of SIZES) {
     await button(dialog, 'Start from the present value').click()
     // The content security policy of the page forbids waitForFunction of Playwright.
     await until(async () => await page.getByLabel('New value').inputValue() === 'other')
+    await button(dialog, 'History').click()
+    await dialog.getByRole('region', { name: 'Changes of API_KEY' }).getByText('Added').waitFor()
+    await look(t, page, 'history of a name')
     await button(dialog, 'Remove name').click()
     await said(page, 'Removed API_KEY from backend / live.')
     await page.getByLabel('Only names that contain').fill('url')
-    await button(page, 'Search').click()
     await page.getByLabel('All names (1)').waitFor()
-    t.equal(await page.evaluate('document.activeElement.dataset.action'), 'matrix.search', 'the focus stays')
+    t.equal(await page.evaluate('document.activeElement.name'), 'filter', 'the focus stays')
+    await page.getByLabel('All names (1)').check()
     await page.emulateMedia({ media: 'print' })
     t.ok(await page.locator('.matrix td button').first().isVisible(), 'a print has the cells')
     await page.emulateMedia({ media: null })
+
+    // More names than one response contains: the page asks the service.
+    const many = Array.from({ length: 1001 }, (_, i) => `NAME_${i}=${i}\n`)
+    await nimbus.call('POST', '/nimbus/projects', { name: 'Long' })
+    await nimbus.call('POST', '/nimbus/secrets/store', { project: 'long', plaintext: many.join('') })
+    await page.goto(`${url}/console/nimbus/long`)
+    await page.getByText('These are the first 1000 of 1001 names.').waitFor()
+    await page.getByLabel('Only names that contain').fill('name_999')
+    await page.getByText('No name contains this text.').waitFor()
+    await button(page, 'Search all names').click()
+    await page.getByRole('rowheader', { name: 'NAME_999' }).waitFor()
 
     // More levels than one response contains.
     await nimbus.call('POST', '/nimbus/projects', { name: 'Wide' })
@@ -217,31 +148,43 @@ for (const width of SIZES) {
     await nimbus.call('POST', '/nimbus/secrets/store', { project: 'wide', plaintext: 'A=1' })
     await page.goto(`${url}/console/nimbus/wide`)
     await button(page, 'Show more levels').click()
-    await page.getByRole('columnheader', { name: 'e98' }).waitFor()
-    await page.goto(`${url}/console/nimbus/shop`)
+    await (await cell(page, 'A', 'Many / E98')).waitFor()
+
+    // One search for names over all projects.
+    await page.keyboard.press('/')
+    await page.getByRole('dialog').getByLabel('Names that contain').fill('a')
+    await page.keyboard.press('Enter')
+    await button(page, 'Show more results').click()
+    const results = page.getByRole('dialog').getByRole('link')
+    await results.getByText('wide', { exact: true }).waitFor()
+    await look(t, page, 'search')
+    await results.filter({ hasText: 'API_KEY' }).first().click()
+    await page.getByRole('heading', { name: 'Shop', level: 1 }).waitFor()
+    await page.getByRole('rowheader', { name: 'API_KEY' }).waitFor()
+    t.equal(await page.getByRole('rowheader').count(), 1, 'the level shows the name that was found')
+    t.notMatch(page.url(), 'API_KEY')
 
     // Levels.
-    await unfold(page, 'Add a target')
+    await follow(page, 'Settings')
     await page.getByLabel('Name of the target').fill('Old')
     await button(page, 'Add target').click()
     await said(page, 'Added the target Old.')
-    await unfold(page, 'Add an environment')
     await page.getByLabel('Target', { exact: true }).selectOption('old')
     await page.getByLabel('Name of the environment').fill('Stage')
     await button(page, 'Add environment').click()
-    await said(page, 'Added the environment Stage to old.')
-    for (const title of ['old / stage', 'old']) {
+    await said(page, 'Added the environment Stage to Old.')
+    await look(t, page, 'settings')
+    for (const title of ['Old / Stage', 'Old']) {
       await confirm(page, new RegExp(`^Delete ${title}`), 'level.delete')
       await said(page, `Deleted ${title}.`)
     }
-    await unfold(page, 'Settings of the project')
     await page.getByLabel('Name of the project').fill('Shop front')
     await button(page, 'Rename project').click()
-    await page.getByRole('heading', { name: 'Secrets of Shop front' }).waitFor()
+    await page.getByRole('heading', { name: 'Settings of Shop front' }).waitFor()
 
     // A level of each kind: names, the document, an import, a conflict.
     for (const [level, path] of [
-      ['shop', ''], ['backend', '/backend'], ['backend / live', '/backend/live']
+      ['Shop front', ''], ['backend', '/backend'], ['backend / live', '/backend/live']
     ] as const) {
       await page.goto(`${url}/console/nimbus/shop/-/level${path}`)
       await page.getByRole('heading', { name: level, level: 1 }).waitFor()
@@ -250,11 +193,11 @@ for (const width of SIZES) {
       await page.getByLabel('Value', { exact: true }).fill(`red ${level}`)
       await button(page, 'Save value').click()
       await said(page, `Saved COLOUR in ${level}.`)
-      await button(page, /^Change… COLOUR/).click()
+      await button(page, 'Change COLOUR').click()
       await page.getByLabel('New value').fill('green')
       await nimbus.call('PATCH', `/nimbus/shop${path}/secrets`, { set: { MEANWHILE: 'x' } })
       await button(page, 'Save value').click()
-      const conflict = page.getByRole('dialog').getByRole('alert').filter({ hasText: 'was changed meanwhile' })
+      const conflict = page.getByRole('alert').filter({ hasText: 'was changed meanwhile' })
       await conflict.getByText('MEANWHILE', { exact: true }).waitFor()
       if (level === 'backend / live') await look(t, page, 'conflict')
       await button(conflict, 'Apply my change again').click()
@@ -262,15 +205,35 @@ for (const width of SIZES) {
       await until(async () => (await nimbus.call('GET', `/nimbus/shop${path}/secrets/values`)).body.COLOUR === 'green')
       await page.getByRole('rowheader', { name: 'MEANWHILE' }).waitFor()
     }
-    await button(page, 'Reveal all').click()
+    await confirm(page, 'Reveal all…', 'document.reveal')
     await page.getByText('green', { exact: true }).waitFor()
     await look(t, page, 'level')
+    await button(page, 'COLOUR').click()
+    await page.locator('.panel').getByText('green', { exact: true }).waitFor()
+    await button(page, 'Close').click()
+    await button(page, 'Remove name COLOUR').click()
+    await said(page, 'Removed COLOUR from backend / live.')
+    await button(page, 'Undo').click()
+    await said(page, 'Undone: backend / live is as it was before.')
+    await button(page, 'History COLOUR').click()
+    const changes = page.getByRole('region', { name: 'Changes of COLOUR' })
+    await button(changes, /^Reveal version/).nth(2).click()
+    await changes.getByText('green').waitFor()
+    t.match(await changes.locator('.diff').innerText(), /- red backend \/ live\s+\+ green/)
+    await look(t, page, 'history in a level')
+    await button(changes, /^Restore value version/).nth(2).click()
+    await said(page, /^Restored COLOUR in backend \/ live as of version/)
+    await until(async () => (await nimbus.call('GET', '/nimbus/shop/backend/live/secrets/values')).body.COLOUR === 'red backend / live')
+    await button(page, 'Undo').click()
+    await said(page, 'Undone: backend / live is as it was before.')
+    await button(page, 'Close').click()
     await unfold(page, 'Import a text')
     await page.getByLabel('Text to import').fill('COLOUR=blue\nSIZE')
     await button(page, 'Preview').click()
     const refusal = page.locator('.field', { has: page.getByLabel('Text to import') }).getByRole('alert')
     await refusal.getByText('The first error is in line 2').waitFor()
     await look(t, page, 'refused import')
+    await page.getByLabel('Keep the names').uncheck()
     await page.getByLabel('Text to import').fill('{"COLOUR": "blue", "SIZE": "XL"}')
     await page.getByLabel('Format of the text').selectOption('json')
     await button(page, 'Preview').click()
@@ -297,23 +260,23 @@ for (const width of SIZES) {
     for (const path of ['', '/backend', '/backend/live']) {
       await page.goto(`${url}/console/nimbus/shop/-/history${path}`)
       await page.getByRole('heading', { name: /^History of/, level: 1 }).waitFor()
-      const boxes = page.getByRole('checkbox', { name: /^Choose version/ })
+      const boxes = page.getByRole('checkbox', { name: /^Compare version/ })
       await boxes.nth(0).check()
       await boxes.nth(1).check()
-      await button(page, /^Compare versions/).click()
       await page.getByRole('heading', { name: /^From version/ }).waitFor()
       await page.getByLabel('Name', { exact: true }).fill('COLOUR')
       await button(page, 'Show history').click()
-      await page.getByRole('region', { name: 'Changes of COLOUR' }).waitFor()
+      await page.getByRole('region', { name: 'Changes of COLOUR' }).getByRole('listitem').first().waitFor()
     }
-    const choices = page.getByRole('checkbox', { name: /^Choose version/ })
+    const choices = page.getByRole('checkbox', { name: /^Compare version/ })
     for (const place of [0, 1]) await choices.nth(place).uncheck()
     await choices.nth(0).check()
     await choices.last().check()
-    await button(page, /^Compare versions/).click()
     await button(page, 'Reveal values').click()
     const values = page.getByRole('region', { name: 'Values of both versions' })
-    await values.getByText('black', { exact: true }).waitFor()
+    await values.getByText('black').waitFor()
+    await button(page, /^Names that version/).first().click()
+    await page.locator('.timeline .changes').getByText('COLOUR', { exact: true }).waitFor()
     await look(t, page, 'history')
     await screenshot(page, 'history')
     const moment = Date.now()
@@ -353,7 +316,8 @@ for (const width of SIZES) {
     await clientManaged(t, visited)
 
     // Tokens.
-    await follow(page, 'Tokens and applications')
+    await follow(page, 'Tokens')
+    await button(page, 'Create token…').click()
     await page.getByLabel('Name of the token').fill('CI')
     await page.getByLabel('Full').check()
     await unfold(page, 'Choose each scope')
@@ -364,7 +328,6 @@ for (const width of SIZES) {
     await button(page, 'Create token').click()
     await page.locator('.field', { has: page.getByLabel('Name of the token') }).getByRole('alert').waitFor()
     await page.getByLabel('Name of the token').fill('CI')
-    await button(page, 'Choose a project').click()
     await page.getByLabel('Project', { exact: true }).selectOption('shop')
     await page.getByLabel('Part of the project').selectOption('backend / live')
     await look(t, page, 'choice of a part')
@@ -372,27 +335,33 @@ for (const width of SIZES) {
     const value = await page.locator('.once .value').innerText()
     await button(page, 'Copy token').click()
     t.equal((await fetch(`${url}/api/v1/nimbus/projects`, { headers: { authorization: `Bearer ${value}` } })).status, 200)
-    await page.locator('dd').getByText('shop / backend / live, with values from above', { exact: true }).waitFor()
+    await page.getByRole('cell', { name: 'shop / backend / live, with values from above', exact: true }).waitFor()
     await look(t, page, 'new token')
     await button(page, 'I have copied it').click()
     await page.getByText(value).waitFor({ state: 'detached' })
-    await unfold(page, /^Rotate or revoke CI/)
-    await button(page, 'Rotate').first().click()
+    await confirm(page, /^Rotate CI/, 'token.rotate')
     await page.getByText('Copy it now').waitFor()
     t.equal((await fetch(`${url}/api/v1/nimbus/projects`, { headers: { authorization: `Bearer ${value}` } })).status, 401)
     await confirm(page, /^Revoke CI/, 'token.revoke')
     await said(page, 'Revoked the token CI.')
     await look(t, page, 'tokens')
+    const ending = { name: 'Old', abilities: ['secret:read'], expires_at: new Date(Date.now() + 86_400_000).toISOString() }
+    await nimbus.call('POST', '/organizations/nimbus/api-keys', ending)
+    await page.reload()
+    await button(page, 'Show them').click()
+    await page.getByRole('rowheader', { name: /^Old/ }).waitFor()
+    await walkWorkloads(t, visited)
     await people(t, visited, ada)
 
     // Audit and usage.
-    await follow(page, 'Audit and usage')
+    await follow(page, 'Audit')
     await page.getByRole('region', { name: 'Events', exact: true }).waitFor()
     await button(page, 'Show older events').click()
-    await button(page, 'Show usage and plan').click()
-    await page.getByText('The plan is self-hosted.').waitFor()
     await look(t, page, 'audit')
-    await page.getByLabel('What', { exact: true }).fill('secret.store')
+    await button(page, 'Show events by day').click()
+    await page.getByText('Events per day: at most').waitFor()
+    await button(page, 'Filter…').click()
+    await page.getByLabel('What', { exact: true }).selectOption('secret.store')
     await button(page, 'Filter').click()
     await page.getByRole('rowheader', { name: 'secret.names' }).first().waitFor({ state: 'detached' })
     t.equal(await page.getByLabel('What', { exact: true }).inputValue(), 'secret.store', 'the filter stays')
@@ -405,10 +374,15 @@ for (const width of SIZES) {
     t.match(commands, /^curl -X GET 'http/)
     t.notMatch(commands, /dotenv_/, 'no token is in the commands')
 
+    await follow(page, 'Usage')
+    await page.getByText('The plan is self-hosted.').waitFor()
+    await button(page, 'Show subscription and invoices').click()
+    await page.getByRole('heading', { name: 'Subscription and invoices' }).waitFor()
+    await look(t, page, 'usage')
+
     // A dangerous action later than five minutes after the sign-in: the person must sign in again in a window.
     await service.write(`UPDATE sessions SET ${earlier('expires_at', '10 minutes')} WHERE user_id = ${rosa.id}`)
-    await page.goto(`${url}/console/nimbus/shop`)
-    await unfold(page, 'Settings of the project')
+    await page.goto(`${url}/console/nimbus/shop/-/settings`)
     await button(page, /^Delete project/).click()
     await page.locator('dialog button[data-action="project.delete"]').click()
     await page.getByRole('heading', { name: 'Sign in again' }).waitFor()
@@ -420,6 +394,7 @@ for (const width of SIZES) {
     await signIn(popup, rosa)
     await closed
     await said(page, 'Deleted the project Shop front.')
+    await openMenu(page)
     await button(page, 'Sign out').click()
     await page.getByRole('heading', { name: 'You are signed out' }).waitFor()
     await look(t, page, 'signed out')
@@ -427,9 +402,8 @@ for (const width of SIZES) {
     await page.getByLabel('Password').waitFor()
 
     t.strictSame(Object.keys(ACTIONS).filter((action) => !actions.has(action)), [], 'every action was visited')
-    t.strictSame(OPERATIONS.filter((operation) => !operations.has(operation)), [], 'every operation was called')
+    t.strictSame([...operationsOfConsole().keys()].filter((operation) => !operations.has(operation)), [], 'every operation was called')
     t.strictSame(wrongs, [])
-    t.ok(looked > 0)
   })
 }
 
@@ -448,7 +422,7 @@ async function clientManaged (t: Test, { page, url, nimbus }: Visit) {
   const key = await page.getByLabel('Key string').inputValue()
   await button(page, 'Create project').click()
   await button(page, 'Read all levels').click()
-  await button(page, /SECRET in api \/ live/).click()
+  await (await cell(page, 'SECRET', 'api / live')).click()
   await button(page.getByRole('dialog'), /^Reveal/).click()
   await page.getByText('canary', { exact: true }).waitFor()
   await page.getByLabel('New value').fill("it's $5")
@@ -481,11 +455,10 @@ async function clientManaged (t: Test, { page, url, nimbus }: Visit) {
   await button(page, /^Preview restore/).last().click()
   await button(page, /^Restore version/).click()
   await said(page, /^Restored version/)
-  await page.getByText(/^Version \d+: Restored/).first().waitFor()
-  const boxes = page.getByRole('checkbox', { name: /^Choose version/ })
+  await page.locator('.timeline').getByText('Restored', { exact: true }).first().waitFor()
+  const boxes = page.getByRole('checkbox', { name: /^Compare version/ })
   await boxes.nth(0).check()
   await boxes.nth(1).check()
-  await button(page, /^Compare versions/).click()
   await page.getByRole('heading', { name: /^From version/ }).waitFor()
   await follow(page, 'Keys')
   await page.getByLabel('Present key string').fill(next)
@@ -523,9 +496,9 @@ async function people (t: Test, { page, url, service, rosa }: Visit, ada: Person
   await button(other, /^Accept Nimbus/).click()
   await other.getByRole('status').getByText('You are a member now.').waitFor()
   await page.reload()
-  await unfold(page, new RegExp(`^Change or remove ${ada.name}`))
+  await button(page, new RegExp(`^Role ${ada.name}`)).click()
   await page.getByLabel(`Role of ${ada.name}`).selectOption('owner')
-  await button(page, 'Save role').last().click()
+  await button(page, 'Save role').click()
   await said(page, `${ada.name} is Owner now.`)
   await button(page, 'Show teams').click()
   await page.getByLabel('Name of the team').fill('Platform')
@@ -537,18 +510,18 @@ async function people (t: Test, { page, url, service, rosa }: Visit, ada: Person
   for (const [choice, where] of [
     ['true', 'the project, but not production, with values from above'], ['', 'the project, but not production']
   ] as const) {
-    await button(page, 'Choose a project').click()
     await page.getByLabel('Project', { exact: true }).selectOption('shop')
     await page.getByLabel('Production').selectOption('production')
     await page.getByLabel('Values from the levels above').selectOption(choice)
     await button(page, 'Save role in project').click()
     await page.getByText(where, { exact: true }).waitFor()
   }
-  await button(page, new RegExp(`^What can this person see\\? ${ada.name}`)).click()
+  await button(page, new RegExp(`^Access ${ada.name}`)).click()
   const access = page.getByRole('region', { name: `Projects of ${ada.name}` })
   await access.waitFor()
   t.match(await access.innerText(), /Platform, as Developer/)
   await look(t, page, 'access and teams')
+  await page.keyboard.press('Escape')
   await button(page, /^Remove project/).click()
   await said(page, /has no role in/)
   await button(page, new RegExp(`^Remove from team ${ada.name}`)).click()
@@ -589,7 +562,7 @@ async function withCanary (t: Test, value = CANARY, env: Record<string, string> 
 }
 
 const html = (page: Page) => page.evaluate("document.documentElement.outerHTML + [...document.querySelectorAll('input, textarea')].map(({ value }) => value)") as Promise<string>
-const revealed = (page: Page) => page.locator('.secret .value')
+const revealed = (page: Page) => page.locator('code.value')
 
 t.test('CO-09: a value is in the page only for 30 seconds after its reveal, or until the tab is hidden', { skip }, async (t) => {
   const { page, service, nimbus, url, requested } = await withCanary(t)
@@ -609,10 +582,12 @@ t.test('CO-09: a value is in the page only for 30 seconds after its reveal, or u
   const hide = (isHidden: boolean) => page.evaluate(`Object.defineProperty(document, 'hidden', { value: ${isHidden}, configurable: true }); document.dispatchEvent(new Event('visibilitychange'))`)
   for (const open of [
     async () => { await button(page, /^Reveal NAME/).click(); await revealed(page).waitFor() },
-    async () => { await button(page, 'Reveal all').click(); await revealed(page).waitFor() },
-    async () => { await button(page, 'Edit the document').click(); await page.getByLabel('Document of shop').waitFor() },
+    async () => { await confirm(page, 'Reveal all…', 'document.reveal'); await revealed(page).waitFor() },
+    async () => { await button(page, 'NAME').click(); await button(page.locator('.panel'), 'Reveal NAME').click(); await revealed(page).nth(1).waitFor() },
+    async () => { await button(page, 'Edit the document').click(); await page.getByLabel('Document of Shop').waitFor() },
     async () => {
-      await button(page, /^Change… NAME/).click()
+      await button(page, 'Change NAME').click()
+      await until(async () => await page.getByLabel('New value').inputValue() === CANARY)
       for (let i = 0; i < 2; i++) {
         await button(page, 'Start from the present value').click()
         await page.locator('[data-action="name.load"][aria-disabled="false"]').waitFor()
@@ -626,7 +601,9 @@ t.test('CO-09: a value is in the page only for 30 seconds after its reveal, or u
     await until(async () => !(await html(page)).includes(CANARY))
     await hide(false)
   }
-  await page.keyboard.press('Escape')
+  await button(page, 'Save value').click()
+  await page.getByRole('alert').getByText('The present value is hidden again.').waitFor()
+  await button(page, 'Close').click()
   await button(page, /^Copy NAME/).click()
   t.notMatch(await html(page), CANARY, 'copying shows nothing')
   await button(page, /^Reveal NAME/).click()
@@ -635,7 +612,7 @@ t.test('CO-09: a value is in the page only for 30 seconds after its reveal, or u
   await page.goBack()
   await page.getByRole('rowheader', { name: 'NAME' }).waitFor()
   t.notMatch(await html(page), CANARY, 'another page hides it')
-  await follow(page, 'shop: all levels')
+  await follow(page, 'Secrets')
   await button(page, /^Set NAME/).click()
   await button(page, /^Reveal NAME/).click()
   await revealed(page).waitFor()
@@ -652,7 +629,7 @@ t.test('CO-09: a value is in the page only for 30 seconds after its reveal, or u
   t.notMatch(service.logs.join(''), CANARY)
   t.strictSame(await page.evaluate('[Object.keys(localStorage), Object.keys(sessionStorage), document.cookie]'), [[], [], ''])
   t.strictSame((await page.context().cookies()).filter(({ httpOnly }) => !httpOnly), [], 'scripts read no cookie')
-  t.equal(await page.title(), 'Level · shop · nimbus · Strongroom')
+  t.equal(await page.title(), 'Level · Shop · Nimbus · Strongroom')
   t.ok(page.url().startsWith(`${url}/console/nimbus/shop`))
 })
 
@@ -661,17 +638,19 @@ t.test('CO-10: every byte of a value survives the editors', { skip }, async (t) 
   const { page, nimbus } = await withCanary(t, value)
   const stored = async () => (await nimbus.call('GET', '/nimbus/shop/secrets/values')).body.NAME as string
   t.equal(await stored(), value)
-  await button(page, /^Change… NAME/).click()
-  await button(page, 'Start from the present value').click()
+  await button(page, 'Change NAME').click()
   const field = page.getByLabel('New value')
   await until(async () => (await field.inputValue()).includes('first'))
-  t.ok(await page.getByRole('dialog').getByLabel(/^Write escapes/).isChecked())
+  t.ok(await page.locator('.panel').getByLabel(/^Write escapes/).isChecked())
   await field.fill(`${await field.inputValue()}x\\t\\u{1f512}`)
   await button(page, 'Save value').click()
-  await said(page, 'Saved NAME in shop.')
+  await said(page, 'Saved NAME in Shop.')
   t.equal(await stored(), `${value}x\t🔒`)
   const pasted = 'one\r\ntwo\\\r'
-  await button(page, /^Change… NAME/).click()
+  await button(page, 'Change NAME').click()
+  await until(async () => (await field.inputValue()).includes('first'))
+  await field.fill('')
+  await page.locator('.panel').getByLabel(/^Write escapes/).uncheck()
   await page.getByLabel('New value').evaluate((element: unknown, text: string) => {
     const target = element as { dispatchEvent (event: unknown): void }
     const { DataTransfer, ClipboardEvent } = globalThis as unknown as Record<'DataTransfer' | 'ClipboardEvent', any>
@@ -686,17 +665,18 @@ t.test('CO-10: every byte of a value survives the editors', { skip }, async (t) 
   await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { NAME: `${value}x\t🔒` } })
   await page.reload()
   await button(page, 'Edit the document').click()
-  const document = page.getByLabel('Document of shop')
+  const document = page.getByLabel('Document of Shop')
   await document.fill(`${await document.inputValue()}\n`)
   await button(page, 'Save document').click()
-  await said(page, 'Saved the document of shop.')
+  await said(page, 'Saved the document of Shop.')
   t.equal(await stored(), `${value}x\t🔒`)
   const file = Buffer.from('\ufeff{"FILE":\t"1"}\r\n')
   await unfold(page, 'Import a text')
+  await page.getByLabel('Keep the names').uncheck()
   await page.getByLabel('Upload a file').setInputFiles({ name: '<img src=x>.json', mimeType: 'text/plain', buffer: file })
   await button(page, 'Preview').click()
   await button(page.locator('.preview'), 'Import').click()
-  await said(page, 'Imported into shop.')
+  await said(page, 'Imported into Shop.')
   const downloads = page.waitForEvent('download')
   await button(page, 'Download').click()
   t.strictSame(readFileSync(await (await downloads).path()), file)
@@ -706,13 +686,13 @@ t.test('an undo never discards a later change of another person', { skip }, asyn
   const { page, nimbus } = await withCanary(t)
   const names = async () => (await nimbus.call('GET', '/nimbus/shop/secrets/names')).body.data.map(({ attributes }: { attributes: { name: string } }) => attributes.name) as string[]
   await confirm(page, /^Delete document/, 'document.delete')
-  await said(page, 'Deleted the document of shop.')
+  await said(page, 'Deleted the document of Shop.')
   await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { THEIRS: '1' } })
   await button(page, 'Undo').click()
   await page.getByRole('alert').getByText('has changed since').waitFor()
   t.strictSame(await names(), ['THEIRS'])
 
-  await follow(page, 'History of this level')
+  await follow(page, 'History')
   const moment = Date.now()
   for (const who of ['MINE', 'OTHERS']) {
     await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { LATER: who } })
@@ -759,7 +739,7 @@ t.test('the names of a moment come without values, and each reveal of a value is
   const moment = Date.now()
   await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { NAME: 'new', ADDED: '1' } })
   await new Promise((resolve) => { setTimeout(resolve, 1_000) })
-  await follow(page, 'History of this level')
+  await follow(page, 'History')
   const before = await decrypted()
   const answers: Promise<string>[] = []
   page.on('response', (response) => { if (response.url().includes('/api/v1/')) answers.push(response.text().catch(() => '')) })
@@ -786,17 +766,17 @@ t.test('a document that was changed meanwhile keeps the changes of both people',
   await store('{\n  "A": "1",\n  "B": "1"\n}\n')
   const edit = async (text: string) => {
     await button(page, 'Edit the document').click()
-    await page.getByLabel('Document of shop').fill(text)
+    await page.getByLabel('Document of Shop').fill(text)
     await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { THEIRS: text.length.toString() } })
     await button(page, 'Save document').click()
     await page.getByRole('alert').getByText('THEIRS', { exact: true }).waitFor()
   }
   await edit('{\n  "A": "2",\n  "B": "1"\n}\n')
   await button(page, 'Apply my change again').click()
-  await said(page, 'Saved the document of shop.')
+  await said(page, 'Saved the document of Shop.')
   t.strictSame(await values(), { A: '2', B: '1', THEIRS: '27' })
   await edit('{"A": 3}')
-  await page.getByLabel('Document of shop').fill('{"A": 4}')
+  await page.getByLabel('Document of Shop').fill('{"A": 4}')
   await page.getByRole('alert').getByText('was changed meanwhile').waitFor({ state: 'detached' })
   await button(page, 'Save document').click()
   await button(page, 'Replace the document with mine').click()
@@ -805,36 +785,24 @@ t.test('a document that was changed meanwhile keeps the changes of both people',
   t.strictSame(await values(), { A: '4' })
 })
 
-t.test('an import shows concurrent changes, and says how to keep names in a YAML project', { skip }, async (t) => {
-  const { page, nimbus, url } = await withCanary(t)
+t.test('an import shows concurrent changes, and where a text does not parse', { skip }, async (t) => {
+  const { page, nimbus } = await withCanary(t)
   await unfold(page, 'Import a text')
   const field = page.locator('.field', { has: page.getByLabel('Text to import') })
-  await page.getByLabel('Keep the names').check()
+  await page.getByLabel('Keep the names').uncheck()
   await page.getByLabel('Text to import').fill('{\n  "é": tru\n}')
   await button(page, 'Preview').click()
   await field.getByRole('alert').getByText('The first error is in line 2, column 8.').waitFor()
-  await page.getByLabel('Keep the names').uncheck()
   await page.getByLabel('Text to import').fill('{"NAME": "mine"}')
   await button(page, 'Preview').click()
   await page.locator('.preview').getByText('Changes 1').waitFor()
   await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { THEIRS: '1' } })
   await button(page, 'Import').click()
-  await page.getByRole('alert').getByText('shop was changed meanwhile. Nothing is imported yet').waitFor()
+  await page.getByRole('alert').getByText('Shop was changed meanwhile. Nothing is imported yet').waitFor()
   t.match(await page.locator('.preview').innerText(), /Changes 1\s+NAME\s+Removes 1\s+THEIRS/)
   await button(page, 'Import').click()
-  await said(page, 'Imported into shop.')
+  await said(page, 'Imported into Shop.')
   t.strictSame((await nimbus.call('GET', '/nimbus/shop/secrets/values')).body, { NAME: 'mine' })
-
-  await nimbus.call('POST', '/nimbus/projects', { name: 'Garden', secret_format: 'yaml' })
-  await page.goto(`${url}/console/nimbus/garden/-/level`)
-  await unfold(page, 'Import a text')
-  await page.getByLabel('Text to import').fill('A: 1')
-  await page.getByLabel('Keep the names').check()
-  await button(page, 'Preview').click()
-  await page.getByRole('alert').getByText('or import the whole document without keeping other names').waitFor()
-  await page.getByLabel('Keep the names').uncheck()
-  await button(page, 'Preview').click()
-  await page.locator('.preview').getByText('Adds 1').waitFor()
 })
 
 t.test('an import of JSON that keeps names keeps types, and texts of an import change no equal number', { skip }, async (t) => {
@@ -845,11 +813,10 @@ t.test('an import of JSON that keeps names keeps types, and texts of an import c
     await page.reload()
     await unfold(page, 'Import a text')
     await page.getByLabel('Format of the text').selectOption(format)
-    await page.getByLabel('Keep the names').check()
     await page.getByLabel('Text to import').fill(text)
     await button(page, 'Preview').click()
     await button(page, 'Import').click()
-    await said(page, 'Imported into shop.')
+    await said(page, 'Imported into Shop.')
   }
   await importing('{"ID": 12345678901234567890, "A": {"b": [1.0, null]}, "KEPT": true}')
   t.equal(await document(), '{"PORT": 8080, "A": {"b":[1.0,null]}, "KEPT": true, "ID": 12345678901234567890}')
@@ -906,14 +873,14 @@ t.test('a key string that no document can check is entered twice; an unparsable 
   await button(page, 'Forget the key').waitFor()
   await follow(page, 'Project document')
   await button(page, 'Edit the document').click()
-  const document = page.getByLabel('Document of vault')
+  const document = page.getByLabel('Document of Vault')
   await document.fill('{"A": "1",\n "B"}')
   await button(page, 'Save document').click()
   await page.locator('.field', { has: document }).getByRole('alert').getByText('The first error is in line 2, column 5.').waitFor()
   t.equal((await nimbus.call('POST', '/nimbus/secrets/versions', { project: 'vault', level: 'project' })).body.meta.total, 0)
   await document.fill('{"A": "1",\n "B": "2"}')
   await button(page, 'Save document').click()
-  await said(page, 'Saved the document of vault.')
+  await said(page, 'Saved the document of Vault.')
   await button(page, 'Forget the key').click()
   await enter('Key string', `${key}x`)
   await page.getByRole('alert').getByText('This is not the key string of the project').waitFor()
@@ -952,7 +919,7 @@ t.test('on a page without https, the console says why it cannot start', { skip }
 t.test('after a 429 the console waits, says so and continues', { skip }, async (t) => {
   const { page } = await withCanary(t, CANARY, { RATE_LIMIT_API: '30' })
   for (let i = 0; i < 30; i++) {
-    await follow(page, i % 2 === 0 ? 'shop: all levels' : 'Keys')
+    await follow(page, i % 2 === 0 ? 'Secrets' : 'Keys')
     await page.getByText('Too many requests for now.').or(page.getByRole('region')).first().waitFor()
     if (await page.getByText('Too many requests for now.').count() > 0) break
   }
@@ -964,7 +931,7 @@ t.test('after a 429 the console waits, says so and continues', { skip }, async (
     if (refused++ > 0) return route.continue()
     await route.fulfill({ status: 429, headers: { 'retry-after': '2' }, json: { error: 'rate_limit_exceeded', message: 'Too many requests.' } })
   })
-  await follow(other.page, 'shop: all levels')
+  await follow(other.page, 'Secrets')
   await other.page.getByText('Too many requests for now. The page continues in 2 s.').waitFor()
   await other.page.clock.runFor(3_000)
   await other.page.getByRole('region', { name: 'Names and levels' }).waitFor()
@@ -1067,7 +1034,7 @@ t.test('CO-03: a dangerous action needs the password and second factor again; th
     t.equal(response.status, 403, `${method} ${path}`)
   }
   await service.write(`UPDATE sessions SET ${earlier('expires_at', '10 minutes')} WHERE user_id = ${rosa.id}`)
-  await unfold(page, 'Settings of the project')
+  await follow(page, 'Settings')
   const ask = async () => {
     await confirm(page, /^Delete project/, 'project.delete')
     await page.getByRole('heading', { name: 'Sign in again' }).waitFor()
@@ -1132,12 +1099,12 @@ t.test('a changed role of the person is in the header without a reload, and a me
   await signIn(page, rosa)
   const header = page.locator('.me')
   await header.getByText(`${rosa.name}, Owner`).waitFor()
-  await unfold(page, new RegExp(`^Change or remove ${rosa.name}`))
+  await button(page, new RegExp(`^Role ${rosa.name}`)).click()
   await page.getByLabel(`Role of ${rosa.name}`).selectOption('administrator')
-  await page.locator('li', { hasText: rosa.email }).getByRole('button', { name: 'Save role' }).click()
+  await button(page, 'Save role').click()
   await header.getByText(`${rosa.name}, Administrator`).waitFor()
   t.equal((await nimbus.call('PATCH', `/organizations/nimbus/members/${rosa.id}`, { role: 'member' })).status, 200)
-  await follow(page, 'Tokens and applications')
+  await follow(page, 'Tokens')
   await header.getByText(`${rosa.name}, Member`).waitFor()
   await said(page, 'Another person has changed your role in Nimbus: you are Member now.')
   t.equal((await nimbus.call('DELETE', `/organizations/nimbus/members/${rosa.id}`)).status, 204)
@@ -1192,7 +1159,7 @@ t.test('a page opens with at most three requests of the API; 1,000 names and 10 
   }
   // The requests of the first page are not counted.
   await settled()
-  for (const path of ['', '/shop', '/shop/-/level', '/shop/-/history', '/shop/-/keys', '/-/people', '/-/tokens', '/-/audit']) {
+  for (const path of ['', '/shop', '/shop/-/level', '/shop/-/history', '/shop/-/keys', '/shop/-/settings', '/-/people', '/-/tokens', '/-/workloads', '/-/audit', '/-/usage']) {
     const requests: string[] = []
     const count = (request: { url (): string }) => { if (request.url().includes('/api/v1/')) requests.push(request.url()) }
     page.on('request', count)
@@ -1214,13 +1181,15 @@ t.test('a page opens with at most three requests of the API; 1,000 names and 10 
   t.equal(await page.locator('.matrix table').getAttribute('aria-rowcount'), '1001')
   await page.locator('.matrix').evaluate((region: unknown) => (region as { scrollTo (x: number, y: number): void }).scrollTo(0, 1_000_000))
   await page.getByRole('rowheader', { name: 'NAME_0999' }).waitFor()
-  await button(page, /NAME_0999 in shop/).focus()
+  await button(page, /NAME_0999 in Shop/).focus()
   await page.keyboard.press('ArrowRight')
   await page.keyboard.press('ArrowUp')
-  t.match(await page.evaluate('document.activeElement.innerText'), /NAME_0998 in a/)
+  t.match(await page.evaluate('document.activeElement.ariaLabel'), /NAME_0998 in A/)
   await page.keyboard.press('Enter')
-  await page.getByRole('dialog', { name: 'NAME_0998 in a' }).waitFor()
+  await page.getByRole('dialog', { name: 'NAME_0998 in A' }).waitFor()
   await page.keyboard.press('Escape')
-  t.match(await page.evaluate('document.activeElement.innerText'), /NAME_0998 in a/, 'the focus returns')
+  await page.getByRole('dialog').waitFor({ state: 'detached' })
+  // The focus returns.
+  await until(async () => /NAME_0998 in A/.test(await page.evaluate('document.activeElement.ariaLabel ?? ""')))
   t.ok(operations.has('readProjectMatrix'))
 })

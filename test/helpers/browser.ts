@@ -1,4 +1,5 @@
 import { existsSync } from 'node:fs'
+import axe from 'axe-core'
 import { chromium, type Browser, type BrowserContext, type Page } from 'playwright-core'
 import type { Person } from './people.ts'
 
@@ -52,4 +53,14 @@ export async function signIn (page: Page, { email, password }: Pick<Person, 'ema
   await page.getByLabel('E-mail address').fill(email)
   await page.getByLabel('Password').fill(password)
   await page.getByRole('button', { name: 'Sign in' }).click()
+}
+
+const AXE = `${axe.source}; undefined`
+const RUN_AXE = `axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) =>
+  violations.map(({ id, nodes }) => id + ': ' + nodes.slice(0, 3).map(({ html, failureSummary }) => html.slice(0, 160) + ' ' + failureSummary).join(' | ')))`
+
+/** Violations of the rules of WCAG 2.2 A and AA, and of best practices, on the present page. */
+export async function accessibilityProblems (page: Page): Promise<string[]> {
+  if (await page.evaluate('typeof axe') === 'undefined') await page.evaluate(AXE)
+  return page.evaluate(RUN_AXE)
 }

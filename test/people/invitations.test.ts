@@ -194,6 +194,38 @@ t.test('a person without an account joins by the link, which accepts its own inv
   }
 })
 
+t.test('the person sees the place of an invitation and the role there: by the API, the link and the account page', async (t) => {
+  const { o, call, members } = await nimbus()
+  const paths: [path: string, name: string][] = [
+    [`/${o}/projects`, 'Shop'], [`/${o}/shop/targets`, 'Backend'], [`/${o}/shop/backend/environments`, 'Live']
+  ]
+  for (const [path, name] of paths) await call('POST', path, { name })
+  const [person, email] = [await makePerson(service), newcomer()]
+  const place = { project: 'shop', target: 'backend', environment: 'live' }
+  for (const one of [person.email, email]) {
+    const { status } = await call('POST', members, { email: one, role: 'guest', place, place_role: 'billing_manager' })
+    t.equal(status, 422)
+    t.equal((await call('POST', members, { email: one, role: 'guest', place, place_role: 'api_user' })).status, 201)
+  }
+  const own = async () => (await (await as(person))('GET', '/user/invitations')).body.data[0].attributes
+  const browser = await signedIn(person)
+  const shown = async () => [(await visitor(address).open(await linkTo(email))).text, (await browser.open('/account')).text]
+  t.match(await own(), { role: 'guest', place, place_role: 'api_user' })
+  for (const text of await shown()) t.match(text, 'as guest, with the role API user in shop / backend / live, ')
+
+  await call('PATCH', `/${o}/shop/backend/live`, { slug: 'production' })
+  t.match((await own()).place, { environment: 'production' })
+  for (const text of await shown()) t.match(text, 'in shop / backend / production, ')
+  await call('DELETE', `/${o}/shop/backend/production`)
+  t.match(await own(), { role: 'guest', place: null, place_role: 'api_user' })
+  for (const text of await shown()) t.match(text, /as guest, (?:invited )?by /, 'a deleted place gives no role')
+
+  const other = await nimbus()
+  await other.invite(person.email)
+  t.match(await own(), { role: 'developer', place: null, place_role: null }, 'an invitation without a place')
+  t.match((await browser.open('/account')).text, /as developer, invited by /)
+})
+
 t.test('of two requests with one link, one makes the account', async (t) => {
   const { o, invite } = await nimbus()
   const email = newcomer()
@@ -261,7 +293,7 @@ t.test('with an account, the link leads to the account page: it signs no person 
   t.equal(other.status, 403)
   t.match(other.text, /This invitation is for another address/)
   const browser = await signedIn(rosa)
-  t.match((await browser.open('/account')).text, /Nimbus, as developer, invited by Person \d+, until /)
+  t.match((await browser.open('/account')).text, /<strong>Nimbus<\/strong> <span>as developer, invited by Person \d+, valid until \d{4}/)
 })
 
 t.test('an account that the operator made gets its first password by the link of an invitation', async (t) => {
@@ -342,7 +374,7 @@ t.test('Leave asks once, on a page that says what ends; only then does the perso
 t.test('a person who leaves, on the page or by API, has one own event of that; a removed person has none', async (t) => {
   const rosa = await makePerson(service)
   const [browser, theirs] = [await signedIn(rosa), await as(rosa)]
-  const leavings = async () => [...(await browser.open('/account')).text.matchAll(/: organization left \(([^)]*)\), ([^<]*)</g)]
+  const leavings = async () => [...(await browser.open('/account')).text.matchAll(/<span>organization left \(([^)]*)\), ([^<]*)</g)]
     .map(([, details, from]) => [details, from])
   const [one, other, third] = [await nimbus(), await nimbus(), await nimbus()]
   for (const { invite } of [one, other, third]) await press(browser, 'invitations/accept', await invite(rosa.email))
@@ -379,13 +411,13 @@ t.test('the page and the mail name the inviter in the same words, in lower case 
     await bearer(token)('POST', `/organizations/${organization}/members`, { email: to, role: 'developer' })
   }
   const joining = (await visitor(address).open(await linkTo(email))).text
-  t.match((await browser.open('/account')).text, /Nimbus, as developer, invited by the API token Test token, until /)
+  t.match((await browser.open('/account')).text, /<strong>Nimbus<\/strong> <span>as developer, invited by the API token Test token, valid until /)
   t.match(joining, /<strong>Nimbus<\/strong>, as developer, by the API token Test token\./)
   t.match((await mailsTo(email)).at(-1)!.text, /^the API token "Test token" invites you to the organization "Nimbus" at /m)
   // Invitations of the operator have no inviter.
   await service.write(`UPDATE invitations SET invited_by_type = NULL, invited_by_id = NULL, invited_by_name = NULL
     WHERE organization_id = '${organization}'`)
-  t.match((await browser.open('/account')).text, /, invited by the operator, until /)
+  t.match((await browser.open('/account')).text, /, invited by the operator, valid until /)
 })
 
 t.test('an access token lists, accepts and declines invitations within its scopes; an API token does not', async (t) => {

@@ -508,9 +508,9 @@ t.test('the account page shows browser, system and network of each session, whic
   const other = await signIn(rosa, rosa.password, phone)
   const odd = await signIn(rosa, rosa.password, '<b>Mallory</b>')
   const own = await signIn(rosa, rosa.password)
-  t.match(own.page.text, /<span>Firefox on Linux, 127\.0\.0\.0\/24\. Since [^<]* \(this browser\)<\/span>/)
-  t.match(own.page.text, /<span>Safari on iOS, 127\.0\.0\.0\/24\. Since [^<(]*<\/span>/)
-  t.match(own.page.text, /<span>Unknown browser, 127\.0\.0\.0\/24\. Since/)
+  t.match(own.page.text, /<strong>Firefox on Linux<\/strong> <span>127\.0\.0\.0\/24, since [^<]* UTC, last used [^<]* UTC \(this browser\)<\/span>/)
+  t.match(own.page.text, /<strong>Safari on iOS<\/strong> <span>127\.0\.0\.0\/24, since [^<(]*<\/span>/)
+  t.match(own.page.text, /<strong>Unknown browser<\/strong> <span>127\.0\.0\.0\/24, since/)
   t.match(await service.sql(`SELECT browser, system, network FROM sessions WHERE user_id = ${rosa.id} ORDER BY browser`), [
     { browser: 'Firefox', system: 'Linux', network: '127.0.0.0/24' },
     { browser: 'Safari', system: 'iOS', network: '127.0.0.0/24' },

@@ -747,8 +747,8 @@ t.test('the account page shows and ends sessions, applications and tokens, and n
   t.equal(page.text.match(/sessions\/end/g)!.length, 2)
   t.equal(page.text.match(/applications\/end/g)!.length, 2)
   t.equal(page.text.match(/tokens\/end/g)!.length, 1)
-  t.match(page.text, /Command line, since \d{4}-\d\d-\d\d until \d{4}-\d\d-\d\d: 1 permissions/)
-  t.match(page.text, /Command line, [^:]+: everything/)
+  t.match(page.text, /<strong>Command line<\/strong> <span>since \d{4}-\d\d-\d\d, until \d{4}-\d\d-\d\d: 1 permission</)
+  t.match(page.text, /<strong>Command line<\/strong> <span>[^:<]+: may do everything that you may</)
 
   // Sessions, applications and tokens of other people stay valid.
   const foreign = await other.open('/account')

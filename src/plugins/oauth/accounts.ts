@@ -11,7 +11,7 @@ import { personOf } from '../../http/routes/actor.ts'
 import { browserOf, setCookie, visible, type Form } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
-  findInvitationOfLink, findInvitingOrganization, listInvitationsTo, type OwnInvitation
+  findInvitationOfLink, findInvitingOrganization, listInvitationsTo, showOwnPlaces, type OwnInvitation, type Shown
 } from '../../repositories/people/invitations.ts'
 import { listGrants, revokeGrantOf } from '../../repositories/people/oauth.ts'
 import { systemOf, type RecordedEvent } from '../../repositories/audit/audit.ts'
@@ -293,11 +293,12 @@ export const accounts: Domain = async (app) => {
   async function findLinked (request: FastifyRequest, db: Db = app.db) {
     const [, organization, secret] = /^([0-9A-Z]{26})\.([A-Za-z0-9_-]{43})$/.exec(linkOf(request)) ?? []
     if (organization === undefined || secret === undefined) return undefined
-    const invitation = await findInvitationOfLink(db, organization, hashToken(secret))
-    if (invitation === undefined) return undefined
-    if ((await findGiven(db, organization, [invitation])).length === 0) return undefined
-    const user = await findUserByEmail(db, invitation.email)
-    return user?.disabled_at ? undefined : { invitation, user }
+    const found = await findInvitationOfLink(db, organization, hashToken(secret))
+    if (found === undefined) return undefined
+    if ((await findGiven(db, organization, [found])).length === 0) return undefined
+    const [invitation] = await showOwnPlaces(db, [found])
+    const user = await findUserByEmail(db, found.email)
+    return user?.disabled_at ? undefined : { invitation: invitation!, user }
   }
 
   async function showAccount (request: FastifyRequest, session: SignedIn, problem?: Problem) {
@@ -315,9 +316,9 @@ export const accounts: Domain = async (app) => {
     })
   }
 
-  async function listOwnInvitations (email: string, page: number): Promise<HeldPage<OwnInvitation>> {
+  async function listOwnInvitations (email: string, page: number): Promise<HeldPage<Shown<OwnInvitation>>> {
     const { rows, found } = await listInvitationsTo(app.db, email, heldFrom(page))
-    const held = heldPage(rows, page)
+    const held = heldPage(await showOwnPlaces(app.db, rows), page)
     return { ...held, isLast: found <= HELD_ON_PAGE }
   }
 }

@@ -9,7 +9,6 @@ import type { Restriction } from '../../../schemas/tokens.ts'
 import { change } from '../../changes/change.ts'
 import { hashToken, mintSecret } from '../../crypto/bearer.ts'
 import type { Db } from '../../db/database.ts'
-import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { requireScope } from '../../http/guard/access.ts'
 import { requireRestriction } from '../../http/guard/authority.ts'
 import { actorOf, makerOf, principalOf } from '../../http/routes/actor.ts'
@@ -21,7 +20,7 @@ import type { MailReservation } from '../../mail/outbox.ts'
 import { eventOf } from '../../repositories/audit/audit.ts'
 import {
   countInvitations, createInvitation, deleteInvitation, findInvitation, listInvitations, renewInvitation,
-  returnInvitationMail, takeInvitationMail, type Invitation as InvitationRow, type Inviter
+  returnInvitationMail, showPlaces, takeInvitationMail, type Invitation as InvitationRow, type Inviter, type Shown
 } from '../../repositories/people/invitations.ts'
 import { isMemberAddress } from '../../repositories/people/members.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
@@ -30,16 +29,10 @@ import { canonicalEmail, isEmail } from '../../rules/formats/emails.ts'
 import { fail, refuse } from '../../rules/api-error.ts'
 import { answerPage } from '../../rules/pagination.ts'
 import { canonicalRole, holdsProjectRole, scopesInProject } from '../../rules/roles.ts'
-import { keepInherited, restrictionOf, textOf } from '../../rules/slices.ts'
+import { keepInherited, textOf } from '../../rules/slices.ts'
 import { deleteUngiven, expireInvitations } from '../../vault/memberships.ts'
 
-/** An invitation with the slugs of its place. */
-type ShownInvitation = Omit<InvitationRow, 'place'> & { place: Restriction | null }
-
-async function show (db: Db, organizationId: string, rows: readonly InvitationRow[]): Promise<ShownInvitation[]> {
-  const slugs = await findSlugs(db, organizationId, idsOf(rows.flatMap(({ place }) => place ?? [])))
-  return rows.map((row) => ({ ...row, place: (row.place && restrictionOf(row.place, slugs)[0]) ?? null }))
-}
+type ShownInvitation = Shown<InvitationRow>
 
 const toItem = ({ id, organization_id, invited_by, ...row }: ShownInvitation) => ({
   type: 'invitations' as const,
@@ -56,7 +49,7 @@ const asInviter = (principal: Principal): Inviter => {
 
 async function findItem (db: Db, organizationId: string, id: string) {
   const row = await findInvitation(db, organizationId, id)
-  return row && toItem((await show(db, organizationId, [row]))[0]!)
+  return row && toItem((await showPlaces(db, organizationId, [row]))[0]!)
 }
 
 /** The place and its role, in an audit event. */
@@ -147,7 +140,7 @@ export const invitations: Domain = async (app) => {
           async write (db) {
             const invitation = { organization_id, id: ulid(), email, ...roles, place, invited_by: asInviter(principal) }
             const made = await createInvitation(db, invitation, await mail.take(db) ?? null)
-            return (await show(db, organization_id, [made]))[0]!
+            return (await showPlaces(db, organization_id, [made]))[0]!
           },
           events: ({ id }) => [
             ...ended,
@@ -174,7 +167,7 @@ export const invitations: Domain = async (app) => {
       const { id } = principalOf(request).organization
       return answerPage(request.query, toItem, async (page) => {
         const { rows, total } = await listInvitations(app.lists, id, page)
-        return { rows: await show(app.lists, id, rows), total }
+        return { rows: await showPlaces(app.lists, id, rows), total }
       })
     }
   })
@@ -232,7 +225,7 @@ export const invitations: Domain = async (app) => {
           async write (db) {
             const renewed = await renewInvitation(db, organizationId, id, asInviter(principal), await mail.take(db)) ??
               fail('not_found')
-            return (await show(db, organizationId, [renewed]))[0]!
+            return (await showPlaces(db, organizationId, [renewed]))[0]!
           },
           events: ({ email, role }) => [eventOf('invitation.send', id, { email, role, ...placeIn(invitation) })],
           answer: (sent) => ({ body: { data: toItem(sent), message: howToAccept(mail.isReserved()) } })

@@ -10,7 +10,7 @@ import { personOf, principalOf } from '../../http/routes/actor.ts'
 import { recordForPersonAlone } from '../../http/guard/personal-events.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
-  countInvitations, findInvitingOrganization, listInvitationsTo, type OwnInvitation
+  countInvitations, findInvitingOrganization, listInvitationsTo, showOwnPlaces, type OwnInvitation, type Shown
 } from '../../repositories/people/invitations.ts'
 import { readOrganization } from '../../repositories/levels/organizations.ts'
 import type { Actor } from '../../repositories/audit/audit.ts'
@@ -73,7 +73,7 @@ export const user: Domain = async (app) => {
   })
 
   app.get('/user/invitations', {
-    config: { access: 'authenticated', whenInactive: true, errors: ['user_required'] },
+    config: { access: 'authenticated', whenInactive: true, errors: ['user_required', 'integrity_error'] },
     schema: {
       operationId: 'listOwnInvitations',
       summary: 'List the open invitations of the calling user in all organizations',
@@ -84,10 +84,11 @@ export const user: Domain = async (app) => {
     handler: async (request) => {
       const { user: { email } } = request.user ?? fail('user_required')
       const page = pageOf(request.query)
-      const [{ rows }, total] = await Promise.all([
+      const [{ rows: found }, total] = await Promise.all([
         listInvitationsTo(app.lists, email, { limit: page.per_page, offset: offsetOf(page) }),
         countInvitations(app.lists, { email })
       ])
+      const rows = await showOwnPlaces(app.lists, found)
       return { data: rows.map(toInvitation), meta: pageMeta(page, total, rows.length) }
     }
   })
@@ -194,10 +195,12 @@ const REFUSALS = {
   tokens_left: 'conflict'
 } as const satisfies Record<Exclude<Refusal, 'organization_inactive'>, ErrorCode>
 
-const toInvitation = ({ id, organization, role, invited_by, expires_at, created_at }: OwnInvitation) => ({
+const toInvitation = ({
+  id, organization, role, invited_by, expires_at, created_at, place, place_role
+}: Shown<OwnInvitation>) => ({
   type: 'invitations' as const,
   id,
-  attributes: { organization, role, invited_by: invited_by?.name ?? null, expires_at, created_at }
+  attributes: { organization, role, invited_by: invited_by?.name ?? null, expires_at, created_at, place, place_role }
 })
 
 const linkage = (organizations: readonly { id: string }[]) =>

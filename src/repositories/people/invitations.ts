@@ -1,16 +1,19 @@
 import { and, asc, desc, eq, gt, inArray, isNotNull, lte, not, or, sql, type SQL } from 'drizzle-orm'
 import { INVITATION_DAYS, MAX_OPEN_INVITATIONS } from '../../../schemas/invitations.ts'
+import type { Restriction } from '../../../schemas/tokens.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, isKeyOf, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { andOwn, findByOrganization } from '../../db/postgres/engine.ts'
 import { authenticRow, matching, queryRows } from '../../db/rows/query.ts'
+import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import {
   api_tokens, invitation_mails, invitations, oauth_grants, organization_counters, organizations, type PlaceOfInvitation
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
+import { restrictionOf } from '../../rules/slices.ts'
 
 /** The person or API token that invites; null stands for the operator. */
 export interface Inviter { type: 'user' | 'api_token', id: number, name: string }
@@ -32,6 +35,9 @@ export interface Invitation extends NewInvitation { expires_at: Date, created_at
 
 /** An open invitation as the invited person sees it. */
 export interface OwnInvitation extends Invitation { organization: { id: string, name: string, slug: string } }
+
+/** An invitation with the slugs of its place; null without a place, and if it was deleted. */
+export type Shown<I extends Invitation> = Omit<I, 'place'> & { place: Restriction | null }
 
 const DAY = 24 * 60 * 60 * 1000
 
@@ -57,6 +63,18 @@ function toInvitation (
     : { type: invited_by_type, id: invited_by_id ?? 0, name: invited_by_name ?? '' }
   return { organization_id, id, email, role, place, place_role, invited_by, expires_at, created_at: row.created_at }
 }
+
+/** Replaces the places of invitations of an organization by their slugs. */
+export async function showPlaces<I extends Invitation> (
+  db: Db, organizationId: string, rows: readonly I[]
+): Promise<Shown<I>[]> {
+  const slugs = await findSlugs(db, organizationId, idsOf(rows.flatMap(({ place }) => place ?? [])))
+  return rows.map((row) => ({ ...row, place: (row.place && restrictionOf(row.place, slugs)[0]) ?? null }))
+}
+
+/** Like `showPlaces`, for invitations of several organizations. */
+export const showOwnPlaces = async (db: Db, rows: readonly OwnInvitation[]): Promise<Shown<OwnInvitation>[]> =>
+  (await Promise.all(rows.map(async (row) => showPlaces(db, row.organization_id, [row])))).flat()
 
 const invitedBy = (inviter: Inviter | null) => ({
   invited_by_type: inviter?.type ?? null, invited_by_id: inviter?.id ?? null, invited_by_name: inviter?.name ?? null

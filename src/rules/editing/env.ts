@@ -1,8 +1,7 @@
-import { IN_NO_VARIABLE, type Entries } from '../documents/entries.ts'
+import { emptyEntries, IN_NO_VARIABLE, type Entries } from '../documents/entries.ts'
 import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from '../documents/env.ts'
 import { mergedJson } from '../documents/json-values.ts'
 import { jsonValue } from '../documents/json.ts'
-import { readDocument } from '../documents/read.ts'
 import { envForms, LINE_REST, placeOf, type EnvForm } from './env-forms.ts'
 import type { Editor, Plan, Refusal } from './plan.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from './splices.ts'
@@ -92,9 +91,17 @@ function writer (lineEnd: string): Writer {
     const forms = envForms(value, lineEnd, kept)
     return [...forms.filter(({ form }) => form === first), ...forms].find(({ form, text }) => {
       const key = `${form} ${value}`
-      const isHeld = known.get(key) ?? readDocument('env', `X=${text}`)?.['X'] === value
+      const isHeld = known.get(key) ?? readsAs(text, value)
       known.set(key, isHeld)
       return isHeld
     })?.text
   }
+}
+
+function readsAs (text: string, value: string): boolean {
+  const entries = emptyEntries()
+  try {
+    readEnv(`X=${text}`, entries)
+  } catch { return false }
+  return entries['X'] === value
 }

@@ -4,13 +4,14 @@ import { NAME_LENGTH } from '../../../../schemas/shapes.ts'
 import { PASSWORD, type Role } from '../../../../schemas/users.ts'
 import { formField, qrCode, type Page } from '../../../http/pages/pages.ts'
 import type { Application } from '../../../repositories/people/oauth.ts'
-import type { OwnInvitation } from '../../../repositories/people/invitations.ts'
+import type { OwnInvitation, Shown } from '../../../repositories/people/invitations.ts'
 import type { PersonalEvent } from '../../../repositories/people/personal-events.ts'
 import type { Session, SessionClient } from '../../../repositories/people/sessions.ts'
 import type { OwnToken } from '../../../repositories/people/tokens.ts'
 import type { Membership, User } from '../../../repositories/people/users.ts'
 import { html, type Html } from '../../../rules/formats/html.ts'
-import { inviterOf } from '../../../rules/formats/phrases.ts'
+import { counted, inviterOf } from '../../../rules/formats/phrases.ts'
+import { describeUserAgent } from '../../../rules/formats/user-agents.ts'
 import type { HeldPage } from '../../../rules/pagination.ts'
 import { grantsEverything, readsOnly } from '../../../rules/roles.ts'
 
@@ -141,7 +142,7 @@ export function codePage ({ cookie, step, query, problem, status = 200 }: Second
     title: 'Enter a code',
     status,
     body: html`<h1>Enter a code</h1>
-<p>Your account has a second factor.</p>
+<p>Your account has a second factor. Open your authenticator app, and enter the code that it shows for Strongroom.</p>
 ${problemOf(problem)}
 <form method="post" action="/oauth/sign-in/code">
 ${formField(cookie)}
@@ -230,13 +231,13 @@ const NO_DEFAULT = html`<button type="submit" formmethod="dialog" hidden></butto
 
 /** Shown to an invited person without an account: the form creates the account and accepts the invitation. */
 export function joinPage (
-  cookie: string, link: string, { email, role, invited_by, organization }: OwnInvitation, problem?: string
+  cookie: string, link: string, { email, invited_by, organization, ...roles }: Shown<OwnInvitation>, problem?: string
 ): Page {
   return {
     title: 'Accept an invitation',
     status: problem === undefined ? 200 : 422,
     body: html`<h1>Join ${organization.name}?</h1>
-<p>You are invited to the organization <strong>${organization.name}</strong>, as ${ROLE_NAMES[role]}, by ${inviterOf(invited_by)}. To accept, enter your name and a password for a new account. To decline, close this page.</p>
+<p>You are invited to the organization <strong>${organization.name}</strong>, as ${rolesOf(roles)}, by ${inviterOf(invited_by)}. To accept, enter your name and a password for a new account. To decline, close this page.</p>
 <p class="soft">${seenAfterAcceptance('The organization')}</p>
 ${problemOf(problem)}
 <form method="post" action="/account/invitation/${link}">
@@ -251,7 +252,7 @@ ${newPassword(problem)}
 }
 
 /** Shown to a user whose account has another address than the invitation. */
-export function otherAccountPage ({ cookie, user }: SignedIn, { email, organization }: OwnInvitation): Page {
+export function otherAccountPage ({ cookie, user }: SignedIn, { email, organization }: Pick<OwnInvitation, 'email' | 'organization'>): Page {
   return {
     title: 'This invitation is for another address',
     status: 403,
@@ -283,7 +284,7 @@ export interface Account {
   /** The hash of the current session. */
   session: Buffer
   memberships: readonly Membership[]
-  invitations: HeldPage<OwnInvitation>
+  invitations: HeldPage<Shown<OwnInvitation>>
   sessions: HeldPage<Session>
   tokens: HeldPage<OwnToken>
   applications: HeldPage<Application>
@@ -294,18 +295,19 @@ export interface Account {
 export function accountPage ({
   cookie, user, hasConsole, session, memberships, invitations, sessions, tokens, applications, events, problem
 }: Account): Page {
-  const openConsole = hasConsole ? html`<a href="/console/">Open the console</a><br>` : ''
   return {
     title: 'Your account',
     ...(problem && { status: problem.status }),
     body: html`<h1>Your account</h1>
 ${problemOf(problem?.problem)}
+${hasConsole ? html`<p><a href="/console/">Open the console</a></p>` : ''}
 <dl>
 <dt>Name</dt><dd>${user.name}</dd>
 <dt>E-mail address</dt><dd>${user.email}</dd>
-<dt>Second factor</dt><dd>${user.second_factor_id === null ? 'none' : 'required when you sign in'}</dd>
+<dt>Second factor</dt><dd>${user.second_factor_id === null ? 'off: the password alone signs you in' : 'on: each sign-in needs a code, too'}</dd>
 </dl>
-<p>${openConsole}<a href="/account/password">Change the password</a><br>
+<p class="soft">${IN_UTC}</p>
+<p><a href="/account/password">Change the password</a><br>
 <a href="/account/second-factor">${user.second_factor_id === null ? 'Set up a second factor' : 'Change the second factor'}</a></p>
 <form method="post" action="/account/sign-out">
 ${formField(cookie)}
@@ -318,43 +320,52 @@ ${invitations.page === 1 && invitations.isLast && invitations.rows.length === 0
     ? ''
     : html`<h2>Invitations</h2>
 <p class="soft">${seenAfterAcceptance('An organization')} If you decline, the organization sees that the invited address declined.</p>
-${heldOf(cookie, 'invitations', invitations.rows.map(({ id, organization, role, invited_by, expires_at }) => ({
+${heldOf(cookie, 'invitations', invitations.rows.map(({ id, organization, invited_by, expires_at, ...roles }) => ({
     id,
-    text: html`${organization.name}, as ${ROLE_NAMES[role]}, invited by ${inviterOf(invited_by)}, until ${dayOf(expires_at)}`
+    title: organization.name,
+    text: html`as ${rolesOf(roles)}, invited by ${inviterOf(invited_by)}, valid until ${dayOf(expires_at)}`
   })), { accept: 'Accept', decline: 'Decline' })}
 ${pagesOf('invitations', invitations)}`}
 <h2>Organizations</h2>
 ${heldOf(cookie, 'organizations', memberships.map(({ id, name, role }) => ({
-    id, text: html`${name} (${ROLE_NAMES[role]})`
+    id, title: name, text: html`You are ${ROLE_NAMES[role]}`
   })), { leave: 'Leave' }, 'get')}
 <h2>Where you are signed in</h2>
-${heldOf(cookie, 'sessions', sessions.rows.map(({ token_hash, created_at, seen_at, ...client }) => ({
+${heldOf(cookie, 'sessions', sessions.rows.map(({ token_hash, created_at, seen_at, network, ...program }) => ({
     id: token_hash.toString('base64url'),
-    text: html`${describeClient(client)}. Since ${momentOf(created_at)}, last used ${momentOf(seen_at)}${token_hash.equals(session) ? ' (this browser)' : ''}`
+    title: describeProgram(program),
+    text: html`${networkOf(network)}, since ${momentOf(created_at)}, last used ${momentOf(seen_at)}${token_hash.equals(session) ? ' (this browser)' : ''}`
   })))}
 ${pagesOf('sessions', sessions)}
 <h2>Applications that act for you</h2>
 ${heldOf(cookie, 'applications', applications.rows.map(({ id, client, scopes, created_at, expires_at }) => ({
     id: String(id),
-    text: html`${client}, since ${dayOf(created_at)} until ${dayOf(expires_at)}: ${grantsEverything(scopes as Scope[]) ? 'everything' : `${scopes.length} permissions`}`
+    title: client,
+    text: html`since ${dayOf(created_at)}, until ${dayOf(expires_at)}: ${grantsEverything(scopes as Scope[]) ? 'may do everything that you may' : counted(scopes.length, 'permission')}`
   })))}
 ${pagesOf('applications', applications)}
 <h2>API tokens that you created</h2>
 ${heldOf(cookie, 'tokens', tokens.rows.map(({ id, name, token_suffix, organization, created_at, last_used_at, expires_at }) => ({
     id: String(id),
-    text: html`${name} (${organization.name}), ends in ${token_suffix}, created on ${dayOf(created_at)}, ${
+    title: name,
+    text: html`${organization.name}, ends in ${token_suffix}, created on ${dayOf(created_at)}, ${
       expires_at === null ? 'never expires' : `expires on ${dayOf(expires_at)}`}, ${
       last_used_at === null ? 'never used' : `last used ${momentOf(last_used_at)}`}`
   })))}
 ${pagesOf('tokens', tokens)}
 <h2>What happened to your account</h2>
-<p class="soft">Events of the last year. While you are a member, each organization sees: ${PERSONAL_EVENTS}, all without address and browser. An organization sees address and browser only for its own events: you joined or left it, or ended one of its API tokens. Other organizations do not see these events. An organization whose invitation you decline sees that the invited address declined.</p>
+<p class="soft">Events of the last year.</p>
+<details><summary>Who else sees these events?</summary>
+<p class="soft">While you are a member, each organization sees: ${PERSONAL_EVENTS}, all without address and browser. An organization sees address and browser only for its own events: you joined or left it, or ended one of its API tokens. Other organizations do not see these events. An organization whose invitation you decline sees that the invited address declined.</p>
+</details>
 <ul class="held">
-${events.rows.map((event) => html`<li class="held"><span>${momentOf(event.occurred_at)}: ${describe(event)}</span></li>
+${events.rows.map((event) => html`<li class="held">${timeOf(event.occurred_at)}<span>${describe(event)}</span></li>
 `)}</ul>
 ${pagesOf('events', events)}`
   }
 }
+
+const IN_UTC = 'All dates and times on this page are in UTC.'
 
 // A text for users: which events of a user are recorded in each of their organizations.
 const PERSONAL_EVENTS = 'sign-ins and sign-outs, wrong passwords and codes, changes of your password and second factor, applications that you allow or end, and changes of your account by the operator'
@@ -391,26 +402,32 @@ const EVENT_TEXTS: Partial<Record<EventName, string>> = {
 function describe ({ action, actor_type, details, ip, user_agent }: PersonalEvent): Html {
   const more = Object.entries(details ?? {}).map(([name, value]) => `${name.replaceAll('_', ' ')}: ${value}`)
   const from = actor_type === 'operator' ? 'by the operator' : `from ${ip ?? 'an unknown address'}`
+  const program = describeUserAgent(user_agent ?? undefined)
   return html`${EVENT_TEXTS[action] ?? action}${more.length === 0 ? '' : ` (${more.join(', ')})`}, ${from}${
-    user_agent === null ? '' : `, ${user_agent}`}`
+    user_agent === null ? '' : `, ${program.browser === null ? user_agent : describeProgram(program)}`}`
 }
 
 /** Text such as "Firefox on Linux, 192.0.2.0/24". */
-export function describeClient ({ browser, system, network }: SessionClient): string {
+export const describeClient = ({ network, ...program }: SessionClient): string =>
+  `${describeProgram(program)}, ${networkOf(network)}`
+
+function describeProgram ({ browser, system }: Omit<SessionClient, 'network'>): string {
   const program = browser ?? 'Unknown browser'
-  return `${system === null ? program : `${program} on ${system}`}, ${network ?? 'unknown network'}`
+  return system === null ? program : `${program} on ${system}`
 }
+
+const networkOf = (network: string | null): string => network ?? 'unknown network'
 
 // A list of objects of the user. `buttons` maps the last segment of a form's path to the label of the button in each
 // row. With `get`, a button opens a confirmation page.
 const heldOf = (
   cookie: string, noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 'organizations',
-  held: readonly { id: string, text: Html }[], buttons: Record<string, string> = { end: 'End' },
+  held: readonly { id: string, title: string, text: Html }[], buttons: Record<string, string> = { end: 'End' },
   method: 'get' | 'post' = 'post'
 ): Html => held.length === 0
   ? html`<p class="soft">none</p>`
   : html`<ul class="held">
-${held.map(({ id, text }) => html`<li class="held"><span>${text}</span>
+${held.map(({ id, title, text }) => html`<li class="held"><div><strong>${title}</strong> <span>${text}</span></div>
 ${Object.entries(buttons).map(([verb, label]) => html`<form method="${method}" action="/account/${noun}/${verb}">${method === 'post' ? formField(cookie) : ''}<input type="hidden" name="id" value="${id}">
 <button type="submit">${label}</button></form>
 `)}</li>
@@ -580,12 +597,19 @@ const ROLE_NAMES: Record<Role, string> = {
   guest: 'guest'
 }
 
+/** The role that an invitation gives in the organization, and the one in its place. */
+const rolesOf = ({ role, place, place_role }: Pick<Shown<OwnInvitation>, 'role' | 'place' | 'place_role'>): string =>
+  ROLE_NAMES[role] + (place === null || place_role === null
+    ? ''
+    : `, with the role ${ROLE_NAMES[place_role]} in ${[place.project, place.target, place.environment].filter(Boolean).join(' / ')}`)
+
 const organizationsOf = (memberships: readonly Membership[], none: string): Html => memberships.length === 0
   ? html`<dd>${none}</dd>`
   : html`${memberships.map(({ name, role }) => html`<dd>${name} (${ROLE_NAMES[role]})</dd>`)}`
 
 const dayOf = (moment: Date) => moment.toISOString().slice(0, 10)
-const momentOf = (moment: Date) => `${dayOf(moment)} at ${moment.toISOString().slice(11, 16)} UTC`
+const momentOf = (moment: Date) => `${dayOf(moment)} ${moment.toISOString().slice(11, 16)} UTC`
+const timeOf = (moment: Date) => html`<time datetime="${moment.toISOString()}">${momentOf(moment)}</time>`
 
 const problemOf = (problem: string | undefined): Html =>
   problem === undefined ? html`` : html`<p id="problem" class="notice" role="alert">${problem}</p>`

@@ -1,0 +1,106 @@
+import type { Browser, Locator, Page } from 'playwright-core'
+import type { Test } from 'tap'
+import { startIsolatedApp, type Caller, type TestApp } from './app.ts'
+import { accessibilityProblems, openWindow } from './browser.ts'
+import { operationsOfConsole } from './console.ts'
+import { makePerson, type Person } from './people.ts'
+
+// The console in a window of Chromium.
+
+/** Operations by the pattern of their requests. */
+const PATTERNS = [...operationsOfConsole()].map(([operation, text]) => {
+  const [method = '', path = ''] = text.split(' ')
+  const pattern = new RegExp(`^${path.replace(/\{\w+\}/g, '[^/]+')}$`)
+  return { operation, method, pattern, parameters: path.split('{').length }
+}).sort((a, b) => a.parameters - b.parameters)
+
+const operationOf = (method: string, pathname: string): string | undefined =>
+  PATTERNS.find((one) => one.method === method && one.pattern.test(pathname))?.operation
+
+export interface Visit {
+  service: TestApp
+  url: string
+  nimbus: Caller
+  rosa: Person
+  page: Page
+  /** The clicked actions and the called operations. */
+  actions: Set<string>
+  operations: Set<string>
+  wrongs: string[]
+  requested: string[]
+}
+
+/** A service with an organization, and a window of an owner of it. */
+export async function visitConsole (
+  t: Test, browser: Browser, width: number, env: Record<string, string> = {}
+): Promise<Visit> {
+  // This test has its own database, because its organizations have fixed slugs.
+  const service = await startIsolatedApp(t, env)
+  const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
+  const nimbus = await service.organization({ slug: 'nimbus' })
+  const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
+  const window = await openWindow(t, browser, {
+    viewport: { width, height: 800 }, permissions: ['clipboard-read', 'clipboard-write'], bypassCSP: false, locale: 'en-GB'
+  })
+  const [actions, operations] = [new Set<string>(), new Set<string>()]
+  await window.context.exposeBinding('recordAction', (_source, name: string) => { actions.add(name) })
+  await window.context.addInitScript(`document.addEventListener('click', (event) => {
+    const action = event.target.closest?.('[data-action]')?.dataset.action
+    if (action !== undefined) recordAction(action)
+  }, true)`)
+  window.context.on('request', (request) => {
+    const { pathname } = new URL(request.url())
+    const operation = operationOf(request.method(), pathname)
+    if (operation !== undefined) operations.add(operation)
+  })
+  return { service, url, nimbus, rosa, ...window, actions, operations }
+}
+
+export const SIZES = [360, 1280] as const
+
+/** Asserts that the page is accessible and as wide as the window: at 360 and 1,280 pixels, light and dark. */
+export async function look (t: Test, page: Page, what: string) {
+  const size = page.viewportSize()!
+  for (const width of SIZES) {
+    await page.setViewportSize({ width, height: 800 })
+    for (const colorScheme of ['light', 'dark'] as const) {
+      await page.emulateMedia({ colorScheme })
+      const where = `${what}, ${width} pixels, ${colorScheme}`
+      t.strictSame(await accessibilityProblems(page), [], `${where}: axe`)
+      t.equal(await page.evaluate('document.documentElement.scrollWidth'), width, `${where}: nothing is wider`)
+    }
+  }
+  await page.emulateMedia({ colorScheme: 'light' })
+  await page.setViewportSize(size)
+}
+
+export const button = (at: Page | Locator, name: string | RegExp) => at.getByRole('button', { name, ...(typeof name === 'string' && { exact: true }) })
+export const said = (page: Page, text: string | RegExp) => page.getByRole('status').getByText(text).first().waitFor()
+const IN_SIDE_BAR = ['Strongroom', 'Projects', 'People', 'Tokens', 'Workloads', 'Audit', 'Usage']
+/** Shows the side bar, which is a menu on a phone. */
+export async function openMenu (page: Page) {
+  const menu = button(page, 'Menu')
+  if (await menu.isVisible() && await menu.getAttribute('aria-expanded') === 'false') await menu.click()
+}
+export async function follow (page: Page, name: string) {
+  if (IN_SIDE_BAR.includes(name)) await openMenu(page)
+  await page.getByRole('link', { name, exact: true }).first().click()
+}
+/** The button of a name at a level in the matrix; on a phone, the page shows one level. */
+export async function cell (page: Page, name: string, level: string): Promise<Locator> {
+  const levels = page.getByLabel('Level', { exact: true })
+  await page.getByRole('region', { name: 'Names and levels' }).waitFor()
+  if (await levels.isVisible()) await levels.selectOption({ label: level })
+  return button(page, new RegExp(` ${name} in ${level}$`))
+}
+export async function unfold (page: Page, text: string | RegExp) {
+  const summary = page.locator('summary', { hasText: text }).first()
+  await summary.waitFor()
+  if (await summary.locator('..').getAttribute('open') === null) await summary.click()
+}
+
+/** Confirms an action in its dialog. */
+export async function confirm (page: Page, opener: string | RegExp, action: string) {
+  await button(page, opener).first().click()
+  await page.getByRole('dialog').locator(`button[data-action="${action}"]`).click()
+}
