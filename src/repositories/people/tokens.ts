@@ -376,9 +376,10 @@ export async function takeAnnouncement (
   return taken.length === 1
 }
 
-/** Records that the mails about the end of a token were not sent, so that the next run sends them. */
-export async function returnAnnouncement (db: Db, { organization_id, id }: EndingToken): Promise<void> {
-  await db.update(api_tokens).set({ announced_end: null }).where(oneOf(organization_id, id))
+/** Records that the mails about this end of a token were not sent, so that the next run sends them. */
+export async function returnAnnouncement (db: Db, { organization_id, id, expires_at }: EndingToken): Promise<void> {
+  await db.update(api_tokens).set({ announced_end: null })
+    .where(and(oneOf(organization_id, id), eq(api_tokens.announced_end, expires_at)))
 }
 
 export async function deleteTokens (db: Db, organizationId: string, ids: readonly number[]): Promise<void> {
