@@ -30,8 +30,8 @@ import { canonicalEmail, isEmail } from '../rules/formats/emails.ts'
 import { fail, refuse } from '../rules/api-error.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, holdsProjectRole, scopesInProject } from '../rules/roles.ts'
-import { keepInherited, restrictionOf, textOf } from '../rules/slices.ts'
-import { deleteUngiven, expireInvitations } from '../vault/memberships.ts'
+import { keepInherited, restrictionOf } from '../rules/slices.ts'
+import { deleteUngiven, expireInvitations, placeIn } from '../vault/memberships.ts'
 
 /** An invitation with the slugs of its place. */
 type ShownInvitation = Omit<InvitationRow, 'place'> & { place: Restriction | null }
@@ -58,10 +58,6 @@ async function findItem (db: Db, organizationId: string, id: string) {
   const row = await findInvitation(db, organizationId, id)
   return row && toItem((await show(db, organizationId, [row]))[0]!)
 }
-
-/** The place and its role, in an audit event. */
-const placeIn = ({ place, place_role }: Pick<InvitationRow, 'place' | 'place_role'>) =>
-  place !== null && { place: textOf(place), place_role }
 
 function validatePlace ({ role, place, place_role }: InviteMemberBody) {
   if (place === undefined) {

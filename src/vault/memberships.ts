@@ -168,8 +168,12 @@ export async function endInvitationsEverywhere (
   return ended.map((invitation) => ({ actor: systemOf(invitation.organization_id), event: withdrawalOf(invitation) }))
 }
 
-const withdrawalOf = ({ id, email, role }: Invitation) =>
-  eventOf('invitation.withdraw', id, { email, role, with: 'inviter' })
+const withdrawalOf = ({ id, email, role, ...invitation }: Invitation) =>
+  eventOf('invitation.withdraw', id, { email, role, ...placeIn(invitation), with: 'inviter' })
+
+/** The place of an invitation and the role there, in an audit event. */
+export const placeIn = ({ place, place_role }: Pick<Invitation, 'place' | 'place_role'>) =>
+  place !== null && { place: textOf(place), place_role }
 
 /** Deletes up to 1,000 expired invitations. Returns their number and the events. */
 export async function expireInvitations (

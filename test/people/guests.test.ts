@@ -3,7 +3,7 @@ import t from 'tap'
 import type { Scope } from '../../schemas/scopes.ts'
 import { TEAM_LIMITS } from '../../schemas/teams.ts'
 import { makeLevel, startApp, type Answer } from '../helpers/app.ts'
-import { callAs, makePerson, type Person } from '../helpers/people.ts'
+import { callAs, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
 import { until } from '../helpers/until.ts'
 
@@ -268,4 +268,103 @@ t.test('people who accept at the same time share one team', async (t) => {
   const answers = await Promise.all(invited.map(({ guest, answer }) => accept(guest, answer)))
   t.strictSame(answers.map(({ status }) => status), [200, 200, 200, 200])
   t.strictSame((await teams()).map(({ attributes }) => attributes.member_count), [4])
+})
+
+t.test('a new level of the same name is another place', async (t) => {
+  const { o, owner, call, invite, accept, members, teams } = await nimbus()
+  const steps = [
+    ['environment', `/${o}/orbit/backend/live`, () => call('POST', `/${o}/orbit/backend/environments`, { name: 'Live' })],
+    ['target', `/${o}/orbit/backend`, async () => {
+      await call('POST', `/${o}/orbit/targets`, { name: 'Backend' })
+      return call('POST', `/${o}/orbit/backend/environments`, { name: 'Live' })
+    }],
+    ['project', `/${o}/orbit`, () => makeLevel(owner, { slug: 'orbit' })]
+  ] as const
+  for (const [what, path, again] of steps) {
+    const invited = [
+      await invite({ place: LIVE, place_role: 'administrator' }),
+      await invite({ place: { project: 'orbit' }, place_role: 'administrator' })
+    ]
+    t.equal((await call('DELETE', path)).status, 204, what)
+    await again()
+    await call('POST', `/${o}/secrets/store`, { ...LIVE, plaintext: 'TOKEN=another' })
+    for (const [i, { guest, answer }] of invited.entries()) {
+      const isLeft = i === 1 && what !== 'project'
+      t.equal((await accept(guest, answer)).body.data.attributes.role, 'guest', what)
+      const { projects } = (await call('GET', `${members}/${guest.id}/access`)).body.data.attributes
+      t.equal(projects.length, isLeft ? 1 : 0, `${what}: the ${isLeft ? 'project is left' : 'place is gone'}`)
+      const by = await callAs(service, guest)
+      t.equal((await by('GET', `/${o}/orbit/backend/live/secrets?decrypt=true`)).status, isLeft ? 200 : 403, what)
+    }
+  }
+  t.strictSame((await teams()).map(({ attributes: { name } }) => name), ['orbit: administrator'])
+})
+
+t.test('an invitation to a place ends with the demotion, the removal and the token of its inviter', async (t) => {
+  const { o, call, invite, accept, members, events } = await nimbus()
+  const place = { place: LIVE, place_role: 'developer' }
+  const ends = [
+    async (id: string) => call('PATCH', `${members}/${id}`, { role: 'developer' }),
+    async (id: string) => call('DELETE', `${members}/${id}`)
+  ]
+  for (const end of ends) {
+    const inviter = await makePerson(service, { [o]: 'administrator' })
+    const { guest, answer } = await invite(place, await callAs(service, inviter))
+    t.equal(answer.status, 201)
+    t.ok((await end(String(inviter.id))).status < 300)
+    t.match((await events()).at(-1), { action: 'invitation.withdraw', details: { with: 'inviter', place_role: 'developer' } })
+    await call('PATCH', `${members}/${inviter.id}`, { role: 'administrator' })
+    t.equal((await accept(guest, answer)).status, 404)
+  }
+  const token = await service.token(o, ['*'])
+  const { guest, answer } = await invite(place, token.call)
+  await service.write(`UPDATE api_tokens SET expires_at = now() - interval '1 second'
+    WHERE id = ${answer.body.data.attributes.invited_by.id}`)
+  t.equal((await accept(guest, answer)).status, 404, 'an expired token')
+})
+
+t.test('a person who is in as many teams as possible, or a member already, joins as far as possible', async (t) => {
+  const { o, call, invite, accept, members, teamsOf, teams } = await nimbus()
+  const { guest, answer } = await invite({ place: LIVE, place_role: 'member' })
+  await service.write(`INSERT INTO members (organization_id, user_id, role) VALUES ('${o}', ${guest.id}, 'api_user')`)
+  for (let i = 0; i < TEAM_LIMITS.teamsOfMember; i++) await makeTeam(service, o, [guest], {})
+  t.equal((await accept(guest, answer)).body.data.attributes.role, 'api_user', 'the role stays')
+  t.strictSame(await teamsOf(guest), [])
+  t.equal((await teams()).length, TEAM_LIMITS.teamsOfMember, 'and no team is made')
+
+  const other = await invite({ place: LIVE, place_role: 'member' })
+  await service.write(`INSERT INTO members (organization_id, user_id, role) VALUES ('${o}', ${other.guest.id}, 'auditor')`)
+  t.equal((await accept(other.guest, other.answer)).body.data.attributes.role, 'auditor')
+  t.equal((await teamsOf(other.guest)).length, 1)
+  t.equal((await call('GET', `${members}/${other.guest.id}`)).body.data.attributes.role, 'auditor')
+})
+
+t.test('without room for another team, the person joins without one', async (t) => {
+  const { o, invite, accept, teamsOf, join } = await nimbus()
+  await join({ place: LIVE, place_role: 'member' })
+  await service.write(`INSERT INTO teams (id, organization_id, name, slug)
+    SELECT lpad(n::text, 26, '0'), '${o}', 'Team', 'team-' || n FROM generate_series(2, ${TEAM_LIMITS.teams}) n`)
+  const { guest, answer } = await invite({ place: LIVE, place_role: 'developer' })
+  t.equal((await accept(guest, answer)).status, 200)
+  t.strictSame(await teamsOf(guest), [])
+  t.equal((await teamsOf(await join({ place: LIVE, place_role: 'member' }))).length, 1, 'a team that exists has room')
+})
+
+t.test('acceptances while the place is deleted leave no role in it', async (t) => {
+  for (let round = 0; round < 3; round++) {
+    const { o, call, invite, accept, members } = await nimbus()
+    const invited = []
+    for (let i = 0; i < 3; i++) invited.push(await invite({ place: LIVE, place_role: 'member' }))
+    const [deleted, ...accepted] = await Promise.all([
+      call('DELETE', `/${o}/orbit${['/backend/live', '/backend', ''][round % 3]!}`),
+      ...invited.map(async ({ guest, answer }) => accept(guest, answer))
+    ])
+    t.equal(deleted.status, 204)
+    t.strictSame(accepted.map(({ status }) => status), [200, 200, 200])
+    for (const { guest } of invited) {
+      const { role, projects } = (await call('GET', `${members}/${guest.id}/access`)).body.data.attributes
+      t.strictSame([role, projects], ['guest', []])
+    }
+    t.equal((await service.sql(`SELECT FROM team_projects WHERE organization_id = '${o}'`)).length, 0)
+  }
 })
