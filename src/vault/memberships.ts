@@ -20,7 +20,7 @@ import { listPrincipals } from '../repositories/people/principals.ts'
 import {
   countTeamMembers, countTeams, createTeam, createTeamMember, findTeamOfPlace, setTeamProject
 } from '../repositories/people/teams.ts'
-import { countLeftTokens } from '../repositories/people/tokens.ts'
+import { listLeftTokens } from '../repositories/people/tokens.ts'
 import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
 import { listRulesOf } from '../repositories/people/workloads.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
@@ -223,17 +223,17 @@ export async function endMembership (
 }
 
 /**
- * Details for the event of a removed or demoted member: how many tokens of the organization the member knows, and the
- * number of trust rules that the member created with the first 50 ids.
+ * Details for the event of a removed or demoted member: the tokens of the organization that the member knows, and the
+ * trust rules that the member created. Each with the number and the first 50 ids.
  */
 export async function leftOf (db: Db, organizationId: string, userId: number): Promise<{
-  organization_tokens?: number, workloads?: number, workload_ids?: string
+  organization_tokens?: number, organization_token_ids?: string, workloads?: number, workload_ids?: string
 }> {
-  const tokens = await countLeftTokens(db, organizationId, userId)
-  const ids = await listRulesOf(db, organizationId, userId)
+  const tokens = await listLeftTokens(db, organizationId, userId)
+  const rules = await listRulesOf(db, organizationId, userId)
   return {
-    ...(tokens > 0 && { organization_tokens: tokens }),
-    ...(ids.length > 0 && { workloads: ids.length, workload_ids: namesOf(ids) })
+    ...(tokens.length > 0 && { organization_tokens: tokens.length, organization_token_ids: namesOf(tokens) }),
+    ...(rules.length > 0 && { workloads: rules.length, workload_ids: namesOf(rules) })
   }
 }
 

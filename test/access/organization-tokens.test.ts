@@ -136,13 +136,15 @@ t.test('the list tells tokens by owner, creator and end', async (t) => {
     t.strictSame(failing(await call('GET', `${path}?${query}`)), [422, 'validation_failed'], query)
   }
 
-  // Who is demoted or removed: the event counts the tokens that stay.
+  // Who is demoted or removed: the event lists the tokens that stay.
   const details = async (action: string) => (await service.sql(`SELECT details FROM audit_events
     WHERE organization_id = '${o}' AND action = '${action}' ORDER BY seq DESC LIMIT 1`))[0]!.details
   t.equal((await call('PATCH', `/organizations/${o}/members/${maker.id}`, { role: 'member' })).status, 200)
-  t.strictSame(await details('member.update'), { from: 'administrator', to: 'member', organization_tokens: 1 })
+  t.strictSame(await details('member.update'), {
+    from: 'administrator', to: 'member', organization_tokens: 1, organization_token_ids: one.id
+  })
   t.equal((await call('DELETE', `/organizations/${o}/members/${maker.id}`)).status, 204)
-  t.match(await details('member.delete'), { role: 'member', organization_tokens: 1 })
+  t.match(await details('member.delete'), { role: 'member', organization_tokens: 1, organization_token_ids: one.id })
   t.strictSame(await list(`created_by=user:${maker.id}&owner=organization`), [one.id], 'the list still has them')
 })
 
