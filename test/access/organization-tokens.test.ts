@@ -175,6 +175,7 @@ t.test('the owners get one mail about each token that ends within 14 days, and o
   await service.app.endingTokens.stop()
   t.strictSame(about(), both)
   t.match(mail.mails.find(({ to }) => to[0] === owner.email)!.text, /ends on \d{4}-\d\d-\d\d at \d\d:\d\d UTC/)
+  t.match(mail.mails.find(({ to }) => to[0] === owner.email)!.text, 'Change its end, or make another one: a rotation leaves')
   t.notOk(mail.mails.some(({ to }) => to[0] === maker.email), 'the maker is no owner')
 
   const again = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })

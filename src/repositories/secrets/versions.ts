@@ -9,8 +9,8 @@ import { joined } from '../../db/rows/joined.ts'
 import { andOwn, findByOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/query.ts'
 import {
-  columnsOf, encryption_keys, environments, keyColumns, organization_counters, plans, projects, secret_versions, secrets,
-  targets
+  columnsOf, encryption_keys, environments, keyColumns, organization_counters, plans, projects, secret_versions,
+  secrets, targets
 } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 import type { Place } from '../../rules/slices.ts'
