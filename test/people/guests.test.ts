@@ -6,12 +6,13 @@ import { makeLevel, startApp, type Answer } from '../helpers/app.ts'
 import { callAs, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
 import { until } from '../helpers/until.ts'
+import { formIn, visitor } from '../helpers/visitor.ts'
 
 // Guests: members whose role gives nothing but a look at the organization, and invitations to one place.
 
 const mail = await startMailServer(t)
 const service = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
-await service.app.listen({ host: '127.0.0.1', port: 0 })
+const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 
 const failing = ({ status, body }: Answer) => [status, body?.error]
 const LIVE = { project: 'orbit', target: 'backend', environment: 'live' }
@@ -367,4 +368,36 @@ t.test('acceptances while the place is deleted leave no role in it', async (t) =
     }
     t.equal((await service.sql(`SELECT FROM team_projects WHERE organization_id = '${o}'`)).length, 0)
   }
+})
+
+t.test('a person gets the role in the place also by the account page, and by the link with a new account', async (t) => {
+  const { o, call, members, invite, teams, events } = await nimbus()
+  const place = { place: LIVE, place_role: 'developer' }
+  const { guest, answer } = await invite(place)
+  const browser = visitor(address)
+  const page = await browser.signIn(await browser.open('/account'), guest.email, guest.password)
+  const account = page.text.includes('invitations/accept') ? page : await browser.open('/account')
+  const at = account.text.indexOf('<form method="post" action="/account/invitations/accept"')
+  t.equal((await browser.send(formIn({ ...account, text: account.text.slice(at) }), {})).status, 303)
+
+  const email = `new-${o.toLowerCase()}@nimbus.example`
+  const sent = mail.mails.length
+  const invited = await call('POST', members, { email, role: 'guest', ...place })
+  await until(async () => mail.mails.slice(sent).some(({ to }) => to[0] === email))
+  const { text } = mail.mails.slice(sent).find(({ to }) => to[0] === email)!
+  const stranger = visitor(address)
+  const form = formIn(await stranger.open(/^http:\S+(\/account\/invitation\/\S+)$/m.exec(text)![1]!))
+  t.equal((await stranger.send(form, { name: 'Kim Quill', password: 'correct horse battery' })).status, 303)
+
+  const people = (await call('GET', members)).body.data as { id: string, attributes: { email: string, role: string } }[]
+  for (const [of, { body }] of [[guest.email, answer], [email, invited]] as const) {
+    const person = people.find(({ attributes }) => attributes.email === of)!
+    t.equal(person.attributes.role, 'guest')
+    const { projects } = (await call('GET', `${members}/${person.id}/access`)).body.data.attributes
+    t.match(projects, [{ slug: 'orbit', teams: [{ role: 'developer', restrictions: [{ target: 'backend', environment: 'live' }] }] }])
+    const joined = (await events()).filter(({ details }) => details.invitation === body.data.id)
+    t.ok(joined.every(({ actor_type, actor_id }) => actor_type === 'user' && actor_id === Number(person.id)))
+    t.match(joined.map(({ action }) => action), [/member\.join/, ...of === email ? [] : [/team\.create/, /team-project/], /team-member\.create/])
+  }
+  t.match((await teams()).map(({ attributes }) => attributes.member_count), [2])
 })
