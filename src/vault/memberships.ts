@@ -9,7 +9,7 @@ import { findSlugs, idsOf } from '../db/rows/slugs.ts'
 import { eventOf, systemOf, type Actor, type AuditEvent, type RecordedEvent } from '../repositories/audit/audit.ts'
 import { findFull } from '../repositories/billing/plans.ts'
 import { findOrganization } from '../repositories/levels/organizations.ts'
-import { listTakenSlugs, lockProject } from '../repositories/levels/projects.ts'
+import { listTakenSlugs } from '../repositories/levels/projects.ts'
 import {
   deleteExpiredInvitations, deleteInvitation, deleteInvitations, findInvitation, listEndedInvitations,
   listGivenInvitations, type Invitation, type Inviter
@@ -77,14 +77,14 @@ export async function acceptInvitation (
 
 /**
  * Adds a member to a team whose only role is that of the invitation, in its place. Makes the team if there is none.
- * Does nothing if the place was deleted, or if a limit of teams is reached.
+ * Does nothing if the place was deleted, or if a limit of teams is reached. Does not lock the project, which a long
+ * operation may hold for minutes: a deletion of the place locks the counter before it looks for roles of the place.
  */
 async function joinTeamOfPlace (
   db: Db, { organization_id, id: invitation, place, place_role: role }: Invitation, user_id: number
 ): Promise<AuditEvent[]> {
   if (place === null || role === null) return []
   const { project_id } = place
-  if (await lockProject(db, organization_id, { id: project_id }, 'share') === undefined) return []
   const [restriction] = restrictionOf(place, await findSlugs(db, organization_id, idsOf([place])))
   if (restriction === undefined) return []
   const slices = isWholeProject(place) ? null : [place]

@@ -106,7 +106,7 @@ const STATEMENTS: Record<string, number> = {
   sendInvitation: 11,
   withdrawInvitation: 7,
   listOwnInvitations: 3,
-  acceptInvitation: 35,
+  acceptInvitation: 34,
   declineInvitation: 12,
   updateMember: 15,
   putMember: 15,

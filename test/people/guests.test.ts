@@ -1,7 +1,9 @@
 // runs: both databases
+import { sql } from 'drizzle-orm'
 import t from 'tap'
 import type { Scope } from '../../schemas/scopes.ts'
 import { TEAM_LIMITS } from '../../schemas/teams.ts'
+import { MAX_LEVELS_OF_SHORT_DELETION } from '../../src/vault/operations/long-operations.ts'
 import { makeLevel, startApp, type Answer } from '../helpers/app.ts'
 import { callAs, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
@@ -400,4 +402,30 @@ t.test('a person gets the role in the place also by the account page, and by the
     t.match(joined.map(({ action }) => action), [/member\.join/, ...of === email ? [] : [/team\.create/, /team-project/], /team-member\.create/])
   }
   t.match((await teams()).map(({ attributes }) => attributes.member_count), [2])
+})
+
+t.test('an invitation to a place is accepted while a long operation holds the project, also its deletion', {
+  skip: service.database.kind === 'embedded' && 'the embedded database has one connection'
+}, async (t) => {
+  const { o, call, invite, accept, teamsOf } = await nimbus()
+  const first = await invite({ place: LIVE, place_role: 'member' })
+  await service.database.longTransactions.transaction(async (db) => {
+    await db.execute(sql`SELECT FROM projects WHERE organization_id = ${o} FOR NO KEY UPDATE`)
+    t.equal((await accept(first.guest, first.answer)).status, 200)
+  })
+  t.equal((await teamsOf(first.guest)).length, 1)
+
+  // A long deletion locks the project before the acceptance, and deletes after it.
+  await service.write(`INSERT INTO environments (id, organization_id, project_id, target_id, name, slug, status, is_production)
+    SELECT lpad(n::text, 26, '0'), organization_id, project_id, target_id, name, 'e-' || n, status, is_production
+    FROM environments, generate_series(1, ${MAX_LEVELS_OF_SHORT_DELETION}) n
+    WHERE organization_id = '${o}' AND slug = 'live'`)
+  const invited = []
+  for (let i = 0; i < 3; i++) invited.push(await invite({ place: LIVE, place_role: 'developer' }))
+  const [deleted, ...accepted] = await Promise.all([
+    call('DELETE', `/${o}/orbit/backend`), ...invited.map(async ({ guest, answer }) => accept(guest, answer))
+  ])
+  t.equal(deleted.status, 204)
+  t.strictSame(accepted.map(({ status }) => status), [200, 200, 200])
+  t.equal((await service.sql(`SELECT FROM team_projects WHERE organization_id = '${o}'`)).length, 0)
 })
