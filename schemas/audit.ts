@@ -20,7 +20,7 @@ const PLACE_PATTERN = '^[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}$'
 const Place = (level: Level) => Type.Optional(Patterned(PLACE_PATTERN, ruleOf(Ulid)!, {
   maxLength: 26,
   description: `the id of the ${level}, also of a deleted one: events with this \`details.${level}_id\`, which ` +
-    'events that release 0.1.0 recorded do not have',
+    'events of levels and documents that release 0.1.0 recorded do not have',
   examples: Ulid.examples,
   'x-named': `${level}_of_event`
 }))

@@ -13,7 +13,8 @@ const PAGE = 100
 
 /**
  * Mails the owners of organizations about each API token that ends soon, once for each end. A token whose mails find no
- * place in the queue waits for the next run, and so do the other tokens of its organization.
+ * place in the queue waits for the next run, and so do the other tokens of its organization. If the mail server accepts
+ * none of a token's mails, the next run sends them.
  */
 export function createEndingTokenMailer (
   { db, log, outbox, service }: { db: Db, log: Log, outbox: Outbox, service: () => string }
@@ -53,11 +54,17 @@ export function createEndingTokenMailer (
       for (const reservation of reservations) reservation.release()
       return isWhole
     }
+    let failures = 0
+    // A further mail would be the second one to each owner whose mail was accepted.
+    const onFailure = async () => {
+      failures++
+      if (failures === owners.length) await returnAnnouncement(db, token)
+    }
     for (const [i, owner] of owners.entries()) {
       reservations[i]!.post({
         about: `token ${token.id}`,
         to: owner.email,
-        onFailure: () => returnAnnouncement(db, token),
+        onFailure,
         ...endingToken({ name: owner.name, service: service(), organization: found.name, token: name, at: expires_at })
       })
     }

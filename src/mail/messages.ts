@@ -132,7 +132,8 @@ export function endingToken (
 ${named('an API token', token, 'the API token ')} of ${theOrganization(organization)} at ${service}
 ends on ${at.toISOString().slice(0, 16).replace('T', ' at ')} UTC. Programs that use it have no access from then on.
 
-Change its end, rotate it, or make another one. The list of API tokens shows all that end within 14 days.
+Change its end, or make another one: a rotation leaves the end as it is. The list of API tokens shows all that end
+within 14 days.
 `
   }
 }

@@ -22,7 +22,7 @@ import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { sendRead } from '../http/responses/large-responses.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
 import type { Db } from '../db/database.ts'
-import { findPlaceDetails, placeDetails } from '../repositories/audit/audit.ts'
+import { placeDetails } from '../repositories/audit/audit.ts'
 import { findLevelsOfSecrets, ownSecret, type LevelState } from '../repositories/levels/levels.ts'
 import { lockProject } from '../repositories/levels/projects.ts'
 import { purgeHistories } from '../repositories/operations/cleanup.ts'
@@ -115,12 +115,11 @@ export const versions: Domain = async (app) => {
       )
       const answer = { data: { ...toItem(found.version), content, key: describeKey(app.keyring, found.key) } }
       const { id, key_version } = found.version
-      const place = await findPlaceDetails(app.reads, found.key.organization_id, found.secret)
       await app.recordRead(actorOf(request), {
         action: 'version.read',
         resource_type: 'secret',
         resource_id: found.secret.id,
-        details: { ...place, version: id, key_version }
+        details: { ...placeDetails(found.levels), version: id, key_version }
       }, content.length)
       return answer
     }
@@ -238,9 +237,8 @@ export const versions: Domain = async (app) => {
         async load (db) {
           await lockProjectOf(db, request, found.secret.project_id)
           await requireStillInside(db, request)
-          return findPlaceDetails(db, organization.id, found.secret)
         },
-        decide: (place) => ({
+        decide: () => ({
           async write (db) {
             const outcome = await deleteVersion(db, organization.id, id, force)
             if (outcome === 'missing') fail('not_found')
@@ -250,7 +248,7 @@ export const versions: Domain = async (app) => {
             action: 'version.delete',
             resource_type: 'secret',
             resource_id: found.secret.id,
-            details: { ...place, version: id, key_version, force },
+            details: { ...placeDetails(found.levels), version: id, key_version, force },
             growth: -bytes
           }]
         })

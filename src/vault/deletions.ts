@@ -44,7 +44,7 @@ export async function deleteLevel (
       action: 'team-project.delete',
       resource_type: 'team',
       resource_id: id,
-      details: { project_id: projectId!, with: event.resource_type }
+      details: { project_id: projectId!, project: event.details?.project ?? null, with: event.resource_type }
     }))
   ]
 }

@@ -9,7 +9,7 @@ import { findSlugs, idsOf } from '../db/rows/slugs.ts'
 import { eventOf, systemOf, type Actor, type AuditEvent, type RecordedEvent } from '../repositories/audit/audit.ts'
 import { findFull } from '../repositories/billing/plans.ts'
 import { findOrganization } from '../repositories/levels/organizations.ts'
-import { listTakenSlugs, lockProject } from '../repositories/levels/projects.ts'
+import { listTakenSlugs } from '../repositories/levels/projects.ts'
 import {
   deleteExpiredInvitations, deleteInvitation, deleteInvitations, findInvitation, listEndedInvitations,
   listGivenInvitations, type Invitation, type Inviter
@@ -20,7 +20,7 @@ import { listPrincipals } from '../repositories/people/principals.ts'
 import {
   countTeamMembers, countTeams, createTeam, createTeamMember, findTeamOfPlace, setTeamProject
 } from '../repositories/people/teams.ts'
-import { countLeftTokens } from '../repositories/people/tokens.ts'
+import { listLeftTokens } from '../repositories/people/tokens.ts'
 import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
 import { listRulesOf } from '../repositories/people/workloads.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
@@ -77,14 +77,14 @@ export async function acceptInvitation (
 
 /**
  * Adds a member to a team whose only role is that of the invitation, in its place. Makes the team if there is none.
- * Does nothing if the place was deleted, or if a limit of teams is reached.
+ * Does nothing if the place was deleted, or if a limit of teams is reached. Does not lock the project, which a long
+ * operation may hold for minutes: a deletion of the place locks the counter before it looks for roles of the place.
  */
 async function joinTeamOfPlace (
   db: Db, { organization_id, id: invitation, place, place_role: role }: Invitation, user_id: number
 ): Promise<AuditEvent[]> {
   if (place === null || role === null) return []
   const { project_id } = place
-  if (await lockProject(db, organization_id, { id: project_id }, 'share') === undefined) return []
   const [restriction] = restrictionOf(place, await findSlugs(db, organization_id, idsOf([place])))
   if (restriction === undefined) return []
   const slices = isWholeProject(place) ? null : [place]
@@ -168,8 +168,12 @@ export async function endInvitationsEverywhere (
   return ended.map((invitation) => ({ actor: systemOf(invitation.organization_id), event: withdrawalOf(invitation) }))
 }
 
-const withdrawalOf = ({ id, email, role }: Invitation) =>
-  eventOf('invitation.withdraw', id, { email, role, with: 'inviter' })
+const withdrawalOf = ({ id, email, role, ...invitation }: Invitation) =>
+  eventOf('invitation.withdraw', id, { email, role, ...placeIn(invitation), with: 'inviter' })
+
+/** The place of an invitation and the role there, in an audit event. */
+export const placeIn = ({ place, place_role }: Pick<Invitation, 'place' | 'place_role'>) =>
+  place !== null && { place: textOf(place), place_role }
 
 /** Deletes up to 1,000 expired invitations. Returns their number and the events. */
 export async function expireInvitations (
@@ -219,17 +223,17 @@ export async function endMembership (
 }
 
 /**
- * Details for the event of a removed or demoted member: how many tokens of the organization the member knows, and the
- * number of trust rules that the member created with the first 50 ids.
+ * Details for the event of a removed or demoted member: the tokens of the organization that the member knows, and the
+ * trust rules that the member created. Each with the number and the first 50 ids.
  */
 export async function leftOf (db: Db, organizationId: string, userId: number): Promise<{
-  organization_tokens?: number, workloads?: number, workload_ids?: string
+  organization_tokens?: number, organization_token_ids?: string, workloads?: number, workload_ids?: string
 }> {
-  const tokens = await countLeftTokens(db, organizationId, userId)
-  const ids = await listRulesOf(db, organizationId, userId)
+  const tokens = await listLeftTokens(db, organizationId, userId)
+  const rules = await listRulesOf(db, organizationId, userId)
   return {
-    ...(tokens > 0 && { organization_tokens: tokens }),
-    ...(ids.length > 0 && { workloads: ids.length, workload_ids: namesOf(ids) })
+    ...(tokens.length > 0 && { organization_tokens: tokens.length, organization_token_ids: namesOf(tokens) }),
+    ...(rules.length > 0 && { workloads: rules.length, workload_ids: namesOf(rules) })
   }
 }
 

@@ -136,18 +136,22 @@ t.test('the list tells tokens by owner, creator and end', async (t) => {
     t.strictSame(failing(await call('GET', `${path}?${query}`)), [422, 'validation_failed'], query)
   }
 
-  // Who is demoted or removed: the event counts the tokens that stay.
+  // Who is demoted or removed: the event lists the tokens that stay.
   const details = async (action: string) => (await service.sql(`SELECT details FROM audit_events
     WHERE organization_id = '${o}' AND action = '${action}' ORDER BY seq DESC LIMIT 1`))[0]!.details
   t.equal((await call('PATCH', `/organizations/${o}/members/${maker.id}`, { role: 'member' })).status, 200)
-  t.strictSame(await details('member.update'), { from: 'administrator', to: 'member', organization_tokens: 1 })
+  t.strictSame(await details('member.update'), {
+    from: 'administrator', to: 'member', organization_tokens: 1, organization_token_ids: one.id
+  })
   t.equal((await call('DELETE', `/organizations/${o}/members/${maker.id}`)).status, 204)
-  t.match(await details('member.delete'), { role: 'member', organization_tokens: 1 })
+  t.match(await details('member.delete'), { role: 'member', organization_tokens: 1, organization_token_ids: one.id })
   t.strictSame(await list(`created_by=user:${maker.id}&owner=organization`), [one.id], 'the list still has them')
 })
 
-t.test('the owners get one mail about each token that ends within 14 days, and one more for another end', async (t) => {
-  const { o, call, owner, maker, made, path } = await nimbus()
+/** An organization with two owners who get mails. Returns also the mails that each owner got about each token. */
+async function mailed () {
+  const its = await nimbus()
+  const { o, owner, maker, made } = its
   const second = await makePerson(service, { [o]: 'owner' })
   await service.write(`UPDATE users SET is_verified = true WHERE id IN (${owner.id}, ${second.id})`)
   const make = async (name: string, days: number, age = 30) => {
@@ -155,17 +159,23 @@ t.test('the owners get one mail about each token that ends within 14 days, and o
     await service.sql(`UPDATE api_tokens SET created_at = now() - interval '${age} days' WHERE id = ${id}`)
     return id
   }
+  const about = () => mail.mails.filter(({ to }) => [owner.email, second.email].includes(to[0]!))
+    .map(({ to, text }) => `${to[0]!} ${/API token "(.*?)"/.exec(text)?.[1] ?? ''}`).sort()
+  return { ...its, second, make, about }
+}
+
+t.test('the owners get one mail about each token that ends within 14 days, and one more for another end', async (t) => {
+  const { call, owner, second, maker, path, make, about } = await mailed()
   const soon = await make('Deploy', 10)
   await make('Later', 20)
   await make('Made for a week', 7, 0)
-  const about = () => mail.mails.filter(({ to }) => [owner.email, second.email].includes(to[0]!))
-    .map(({ to, text }) => `${to[0]!} ${/API token "(.*?)"/.exec(text)?.[1] ?? ''}`).sort()
   const both = [owner, second].map(({ email }) => `${email} Deploy`).sort()
   service.app.endingTokens.wake()
   await until(async () => about().length >= 2)
   await service.app.endingTokens.stop()
   t.strictSame(about(), both)
   t.match(mail.mails.find(({ to }) => to[0] === owner.email)!.text, /ends on \d{4}-\d\d-\d\d at \d\d:\d\d UTC/)
+  t.match(mail.mails.find(({ to }) => to[0] === owner.email)!.text, 'Change its end, or make another one: a rotation leaves')
   t.notOk(mail.mails.some(({ to }) => to[0] === maker.email), 'the maker is no owner')
 
   const again = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
@@ -176,4 +186,38 @@ t.test('the owners get one mail about each token that ends within 14 days, and o
   again.app.endingTokens.wake()
   await again.app.endingTokens.stop()
   t.strictSame(about(), [...both, ...both].sort())
+})
+
+t.test('an owner whose mail was sent gets no second one, if the mail to another owner is refused', async (t) => {
+  const { o, owner, second, make, about } = await mailed()
+  const [one, all] = [await make('One', 10), await make('All', 11)]
+  const { app } = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
+  await app.listen({ host: '127.0.0.1', port: 0 })
+  const announced = async () => (await service.sql(`SELECT id::float8 FROM api_tokens
+    WHERE organization_id = '${o}' AND announced_end IS NOT NULL ORDER BY id`)).map(({ id }) => String(id))
+  const run = async () => {
+    app.endingTokens.wake()
+    await app.outbox.settled()
+  }
+  t.teardown(() => mail.refused.clear())
+  await service.sql(`UPDATE api_tokens SET announced_end = expires_at WHERE id = ${all}`)
+  mail.refused.add(second.email)
+  app.endingTokens.wake()
+  await until(async () => about().length > 0)
+  await run()
+  await run()
+  t.strictSame(about(), [`${owner.email} One`])
+  t.strictSame(await announced(), [one, all])
+
+  // If all are refused, the next run sends them.
+  mail.refused.add(owner.email)
+  await service.sql(`UPDATE api_tokens SET announced_end = NULL WHERE id = ${all}`)
+  const tries = () => mail.commands.filter((line) => line === `RCPT TO:<${owner.email}>`).length
+  const before = tries()
+  app.endingTokens.wake()
+  await until(async () => tries() > before && !(await announced()).includes(String(all)))
+  mail.refused.clear()
+  app.endingTokens.wake()
+  await until(async () => about().length >= 3)
+  t.strictSame(about(), [`${owner.email} All`, `${owner.email} One`, `${second.email} All`].sort())
 })

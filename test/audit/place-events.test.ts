@@ -154,7 +154,16 @@ t.test('the filters show a level to no one who does not see the audit log', asyn
   const restricted = await service.token(o, ['organization:read'], { slices })
   const guest = await callAs(service, await makePerson(service, { [o]: 'guest' }))
   for (const call of [restricted.call, guest]) {
-    t.strictSame((await must(call('GET', `/${o}/audit-events?project=${ids.project}`))).body.data, [])
+    for (const filter of ['', `project=${ids.project}`, `environment=${ids.environment}`, `resource=project:${ids.project}`]) {
+      const seen = [
+        (await must(call('GET', `/${o}/audit-events?${filter}`))).body,
+        (await must(call('GET', `/${o}/audit-events?page=2&per_page=1&before=1000&${filter}`))).body
+      ].map(({ data, meta }) => [data, meta.total])
+      t.strictSame(seen, [[[], 0], [[], 0]], filter)
+      t.strictSame((await must(call('GET', `/${o}/audit-events/counts?${filter}`))).body.data, [], filter)
+      const exported = await must(call('GET', `/${o}/audit-events/export?${filter}`))
+      t.strictSame([exported.text, exported.headers.link], ['', undefined], filter)
+    }
   }
   const elsewhere = await service.organization()
   t.strictSame((await must(elsewhere.call('GET', `/${elsewhere.organization}/audit-events?project=${ids.project}`))).body.data, [])

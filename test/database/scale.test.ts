@@ -272,6 +272,41 @@ t.test('a list of projects counts nothing below them, and reads the counts of it
   }
 })
 
+t.test('the filters of audit events by level read only the events of the level', onServer, async (t) => {
+  const { organization, call } = await service.organization()
+  const id = (kind: string, n: number | string) => `01JQZ6V9T4M8N2K7R5W3X1${kind}${String(n).padStart(3, '0')}`
+  const idIn = (kind: string, n: string) => `'01JQZ6V9T4M8N2K7R5W3X1${kind}' || lpad((${n})::text, 3, '0')`
+  const MANY = 12_000
+  // A third of the events has no level, a third is of one project, and the others are of 100 projects, targets and
+  // environments.
+  await service.sql(`INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id,
+      resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac)
+    SELECT '${organization}', 1000 + n, '2026-01-01T00:00:00Z'::timestamptz + n * interval '1 second',
+      CASE WHEN n % 2 = 0 THEN 'secret.store' ELSE 'secret.decrypt' END, 'user', 1 + n % 3 / 2, 'secret', 'S' || p,
+      null, null, null, CASE WHEN n % 3 = 0 THEN '{"n":1}'::jsonb ELSE jsonb_build_object('project_id', ${idIn('P', 'p')},
+        'target_id', ${idIn('T', 'p')}, 'environment_id', ${idIn('E', 'p')}) END, 'none', 'none'::bytea
+    FROM (SELECT n, CASE WHEN n % 3 = 1 THEN 0 ELSE 1 + n / 3 % 100 END AS p FROM generate_series(1, ${MANY}) n) AS its`)
+  await service.sql('VACUUM ANALYZE')
+  const [large, small] = [MANY / 3, MANY / 300]
+  const queries: [query: string, matches: number][] = [
+    [`project=${id('P', 0)}`, large], [`target=${id('T', 0)}`, large], [`environment=${id('E', 0)}`, large],
+    [`project=${id('P', 7)}`, small], [`target=${id('T', 7)}`, small], [`environment=${id('E', 7)}`, small],
+    [`project=${id('P', 0)}&action=secret.store`, large / 2], [`environment=${id('E', 0)}&action=member.delete`, 0],
+    [`project=${id('P', 0)}&from=2099-01-01T00:00:00Z`, 0], [`environment=${id('E', 0)}&to=2025-01-01T00:00:00Z`, 0],
+    [`project=${id('P', 0)}&actor=user:1`, large], [`project=${id('P', 0)}&actor=user:2`, 0],
+    [`environment=${id('E', 0)}&actor=user:2&action=secret.store`, 0],
+    [`project=${id('P', 7)}&target=${id('T', 7)}&environment=${id('E', 7)}`, small],
+    [`environment=${id('E', 7)}&resource=secret:S7`, small], [`project=${id('P', 'ZZZ')}`, 0]
+  ]
+  for (const [query, matches] of queries) {
+    const path = `/${organization}/audit-events?per_page=${PER_PAGE}&${query}`
+    t.equal((await call('GET', path)).body.meta.total, matches, query)
+    for (const [mode, reads] of Object.entries(await readsOf(() => call('GET', path)))) {
+      t.ok(most(reads, of('audit_events')) <= matches + FEW, `${query}, ${mode} plan: ${JSON.stringify(reads)}`)
+    }
+  }
+})
+
 t.test('a level of an organization with very many, among small ones, reads its own documents alone', onServer, async (t) => {
   const { organization, call } = await service.organization()
   const at = await makeLevel({ organization, call } as Caller, { slug: 'among' })

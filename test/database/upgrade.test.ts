@@ -147,3 +147,36 @@ t.test('RL-30: a start that waits for a table or for another start says so; a si
   await Promise.all([client.end(), holder.end(), database.close()])
   await drop()
 })
+
+t.test('RL-30: an index that waits for an older transaction says so, and is built by a later start', onServer, async (t) => {
+  const { database, url, drop } = await freshDatabase()
+  const folder = copyOfMigrations(t, EXPANSIONS)
+  const [client, holder] = [clientOf(t, url!), clientOf(t, url!)] as const
+  const built = async () => (await client`SELECT indisvalid FROM pg_index
+    WHERE indexrelid = to_regclass('secret_versions_of_next_release')`).map(({ indisvalid }) => indisvalid)
+  await holder`BEGIN ISOLATION LEVEL REPEATABLE READ`
+  await holder`SELECT 1`
+
+  const said: string[] = []
+  const controller = new AbortController()
+  const reason = new Error('SIGTERM')
+  const ended = migrateSchema(client, {
+    folder, timeout: 20_000, signal: controller.signal, onWait: (line) => said.push(line)
+  }).then(() => 'migrated', (error) => error)
+  await until(() => said.length > 0, { every: 5 })
+  t.match(said, [/^Building an index, or waiting for transactions that began before \(\d+ s\)$/])
+  controller.abort(reason)
+  t.equal(await ended, reason)
+  t.strictSame(await built(), [false], 'the remains')
+
+  await t.rejects(migrateSchema(client, { folder, timeout: 300 }), {
+    message: /^An index cannot be built: another session has a transaction open for long/
+  })
+  t.match(await client`SHOW lock_timeout`, [{ lock_timeout: '0' }], 'nothing of it is left to the connection')
+  t.strictSame(await built(), [false])
+  await holder`COMMIT`
+  await migrateSchema(client, { folder })
+  t.strictSame(await built(), [true])
+  await Promise.all([client.end(), holder.end(), database.close()])
+  await drop()
+})

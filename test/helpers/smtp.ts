@@ -13,6 +13,7 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
   const commands: string[] = []
   const sockets = new Set<Socket>()
   const held: (() => void)[] = []
+  const refused = new Set<string>()
   let isHolding = false
   const server = createServer((socket) => {
     sockets.add(socket)
@@ -30,6 +31,8 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
     port: (server.address() as AddressInfo).port,
     mails,
     commands,
+    /** Addresses that the server refuses. */
+    refused,
     /** Stops the server; later connections fail. */
     close,
     /** Receives further e-mails without confirming them, so that their senders wait. */
@@ -76,7 +79,7 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
         else say('250 fine')
       } else if (/^RCPT TO:/i.test(line)) {
         to.push(addressIn(line))
-        say(mood === 'refuses-recipient' ? `550 5.1.1 ${addressIn(line)} is not here` : '250 fine')
+        say(mood === 'refuses-recipient' || refused.has(addressIn(line)) ? `550 5.1.1 ${addressIn(line)} is not here` : '250 fine')
       } else if (/^DATA$/i.test(line)) {
         inside = true
         say('354 go on')

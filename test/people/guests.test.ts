@@ -1,17 +1,20 @@
 // runs: both databases
+import { sql } from 'drizzle-orm'
 import t from 'tap'
 import type { Scope } from '../../schemas/scopes.ts'
 import { TEAM_LIMITS } from '../../schemas/teams.ts'
+import { MAX_LEVELS_OF_SHORT_DELETION } from '../../src/vault/operations/long-operations.ts'
 import { makeLevel, startApp, type Answer } from '../helpers/app.ts'
-import { callAs, makePerson, type Person } from '../helpers/people.ts'
+import { callAs, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
 import { until } from '../helpers/until.ts'
+import { formIn, visitor } from '../helpers/visitor.ts'
 
 // Guests: members whose role gives nothing but a look at the organization, and invitations to one place.
 
 const mail = await startMailServer(t)
 const service = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
-await service.app.listen({ host: '127.0.0.1', port: 0 })
+const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 
 const failing = ({ status, body }: Answer) => [status, body?.error]
 const LIVE = { project: 'orbit', target: 'backend', environment: 'live' }
@@ -268,4 +271,161 @@ t.test('people who accept at the same time share one team', async (t) => {
   const answers = await Promise.all(invited.map(({ guest, answer }) => accept(guest, answer)))
   t.strictSame(answers.map(({ status }) => status), [200, 200, 200, 200])
   t.strictSame((await teams()).map(({ attributes }) => attributes.member_count), [4])
+})
+
+t.test('a new level of the same name is another place', async (t) => {
+  const { o, owner, call, invite, accept, members, teams } = await nimbus()
+  const steps = [
+    ['environment', `/${o}/orbit/backend/live`, () => call('POST', `/${o}/orbit/backend/environments`, { name: 'Live' })],
+    ['target', `/${o}/orbit/backend`, async () => {
+      await call('POST', `/${o}/orbit/targets`, { name: 'Backend' })
+      return call('POST', `/${o}/orbit/backend/environments`, { name: 'Live' })
+    }],
+    ['project', `/${o}/orbit`, () => makeLevel(owner, { slug: 'orbit' })]
+  ] as const
+  for (const [what, path, again] of steps) {
+    const invited = [
+      await invite({ place: LIVE, place_role: 'administrator' }),
+      await invite({ place: { project: 'orbit' }, place_role: 'administrator' })
+    ]
+    t.equal((await call('DELETE', path)).status, 204, what)
+    await again()
+    await call('POST', `/${o}/secrets/store`, { ...LIVE, plaintext: 'TOKEN=another' })
+    for (const [i, { guest, answer }] of invited.entries()) {
+      const isLeft = i === 1 && what !== 'project'
+      t.equal((await accept(guest, answer)).body.data.attributes.role, 'guest', what)
+      const { projects } = (await call('GET', `${members}/${guest.id}/access`)).body.data.attributes
+      t.equal(projects.length, isLeft ? 1 : 0, `${what}: the ${isLeft ? 'project is left' : 'place is gone'}`)
+      const by = await callAs(service, guest)
+      t.equal((await by('GET', `/${o}/orbit/backend/live/secrets?decrypt=true`)).status, isLeft ? 200 : 403, what)
+    }
+  }
+  t.strictSame((await teams()).map(({ attributes: { name } }) => name), ['orbit: administrator'])
+})
+
+t.test('an invitation to a place ends with the demotion, the removal and the token of its inviter', async (t) => {
+  const { o, call, invite, accept, members, events } = await nimbus()
+  const place = { place: LIVE, place_role: 'developer' }
+  const ends = [
+    async (id: string) => call('PATCH', `${members}/${id}`, { role: 'developer' }),
+    async (id: string) => call('DELETE', `${members}/${id}`)
+  ]
+  for (const end of ends) {
+    const inviter = await makePerson(service, { [o]: 'administrator' })
+    const { guest, answer } = await invite(place, await callAs(service, inviter))
+    t.equal(answer.status, 201)
+    t.ok((await end(String(inviter.id))).status < 300)
+    t.match((await events()).at(-1), { action: 'invitation.withdraw', details: { with: 'inviter', place_role: 'developer' } })
+    await call('PATCH', `${members}/${inviter.id}`, { role: 'administrator' })
+    t.equal((await accept(guest, answer)).status, 404)
+  }
+  const token = await service.token(o, ['*'])
+  const { guest, answer } = await invite(place, token.call)
+  await service.write(`UPDATE api_tokens SET expires_at = now() - interval '1 second'
+    WHERE id = ${answer.body.data.attributes.invited_by.id}`)
+  t.equal((await accept(guest, answer)).status, 404, 'an expired token')
+})
+
+t.test('a person who is in as many teams as possible, or a member already, joins as far as possible', async (t) => {
+  const { o, call, invite, accept, members, teamsOf, teams } = await nimbus()
+  const { guest, answer } = await invite({ place: LIVE, place_role: 'member' })
+  await service.write(`INSERT INTO members (organization_id, user_id, role) VALUES ('${o}', ${guest.id}, 'api_user')`)
+  for (let i = 0; i < TEAM_LIMITS.teamsOfMember; i++) await makeTeam(service, o, [guest], {})
+  t.equal((await accept(guest, answer)).body.data.attributes.role, 'api_user', 'the role stays')
+  t.strictSame(await teamsOf(guest), [])
+  t.equal((await teams()).length, TEAM_LIMITS.teamsOfMember, 'and no team is made')
+
+  const other = await invite({ place: LIVE, place_role: 'member' })
+  await service.write(`INSERT INTO members (organization_id, user_id, role) VALUES ('${o}', ${other.guest.id}, 'auditor')`)
+  t.equal((await accept(other.guest, other.answer)).body.data.attributes.role, 'auditor')
+  t.equal((await teamsOf(other.guest)).length, 1)
+  t.equal((await call('GET', `${members}/${other.guest.id}`)).body.data.attributes.role, 'auditor')
+})
+
+t.test('without room for another team, the person joins without one', async (t) => {
+  const { o, invite, accept, teamsOf, join } = await nimbus()
+  await join({ place: LIVE, place_role: 'member' })
+  await service.write(`INSERT INTO teams (id, organization_id, name, slug)
+    SELECT lpad(n::text, 26, '0'), '${o}', 'Team', 'team-' || n FROM generate_series(2, ${TEAM_LIMITS.teams}) n`)
+  const { guest, answer } = await invite({ place: LIVE, place_role: 'developer' })
+  t.equal((await accept(guest, answer)).status, 200)
+  t.strictSame(await teamsOf(guest), [])
+  t.equal((await teamsOf(await join({ place: LIVE, place_role: 'member' }))).length, 1, 'a team that exists has room')
+})
+
+t.test('acceptances while the place is deleted leave no role in it', async (t) => {
+  for (let round = 0; round < 3; round++) {
+    const { o, call, invite, accept, members } = await nimbus()
+    const invited = []
+    for (let i = 0; i < 3; i++) invited.push(await invite({ place: LIVE, place_role: 'member' }))
+    const [deleted, ...accepted] = await Promise.all([
+      call('DELETE', `/${o}/orbit${['/backend/live', '/backend', ''][round % 3]!}`),
+      ...invited.map(async ({ guest, answer }) => accept(guest, answer))
+    ])
+    t.equal(deleted.status, 204)
+    t.strictSame(accepted.map(({ status }) => status), [200, 200, 200])
+    for (const { guest } of invited) {
+      const { role, projects } = (await call('GET', `${members}/${guest.id}/access`)).body.data.attributes
+      t.strictSame([role, projects], ['guest', []])
+    }
+    t.equal((await service.sql(`SELECT FROM team_projects WHERE organization_id = '${o}'`)).length, 0)
+  }
+})
+
+t.test('a person gets the role in the place also by the account page, and by the link with a new account', async (t) => {
+  const { o, call, members, invite, teams, events } = await nimbus()
+  const place = { place: LIVE, place_role: 'developer' }
+  const { guest, answer } = await invite(place)
+  const browser = visitor(address)
+  const page = await browser.signIn(await browser.open('/account'), guest.email, guest.password)
+  const account = page.text.includes('invitations/accept') ? page : await browser.open('/account')
+  const at = account.text.indexOf('<form method="post" action="/account/invitations/accept"')
+  t.equal((await browser.send(formIn({ ...account, text: account.text.slice(at) }), {})).status, 303)
+
+  const email = `new-${o.toLowerCase()}@nimbus.example`
+  const sent = mail.mails.length
+  const invited = await call('POST', members, { email, role: 'guest', ...place })
+  await until(async () => mail.mails.slice(sent).some(({ to }) => to[0] === email))
+  const { text } = mail.mails.slice(sent).find(({ to }) => to[0] === email)!
+  const stranger = visitor(address)
+  const form = formIn(await stranger.open(/^http:\S+(\/account\/invitation\/\S+)$/m.exec(text)![1]!))
+  t.equal((await stranger.send(form, { name: 'Kim Quill', password: 'correct horse battery' })).status, 303)
+
+  const people = (await call('GET', members)).body.data as { id: string, attributes: { email: string, role: string } }[]
+  for (const [of, { body }] of [[guest.email, answer], [email, invited]] as const) {
+    const person = people.find(({ attributes }) => attributes.email === of)!
+    t.equal(person.attributes.role, 'guest')
+    const { projects } = (await call('GET', `${members}/${person.id}/access`)).body.data.attributes
+    t.match(projects, [{ slug: 'orbit', teams: [{ role: 'developer', restrictions: [{ target: 'backend', environment: 'live' }] }] }])
+    const joined = (await events()).filter(({ details }) => details.invitation === body.data.id)
+    t.ok(joined.every(({ actor_type, actor_id }) => actor_type === 'user' && actor_id === Number(person.id)))
+    t.match(joined.map(({ action }) => action), [/member\.join/, ...of === email ? [] : [/team\.create/, /team-project/], /team-member\.create/])
+  }
+  t.match((await teams()).map(({ attributes }) => attributes.member_count), [2])
+})
+
+t.test('an invitation to a place is accepted while a long operation holds the project, also its deletion', {
+  skip: service.database.kind === 'embedded' && 'the embedded database has one connection'
+}, async (t) => {
+  const { o, call, invite, accept, teamsOf } = await nimbus()
+  const first = await invite({ place: LIVE, place_role: 'member' })
+  await service.database.longTransactions.transaction(async (db) => {
+    await db.execute(sql`SELECT FROM projects WHERE organization_id = ${o} FOR NO KEY UPDATE`)
+    t.equal((await accept(first.guest, first.answer)).status, 200)
+  })
+  t.equal((await teamsOf(first.guest)).length, 1)
+
+  // A long deletion locks the project before the acceptance, and deletes after it.
+  await service.write(`INSERT INTO environments (id, organization_id, project_id, target_id, name, slug, status, is_production)
+    SELECT lpad(n::text, 26, '0'), organization_id, project_id, target_id, name, 'e-' || n, status, is_production
+    FROM environments, generate_series(1, ${MAX_LEVELS_OF_SHORT_DELETION}) n
+    WHERE organization_id = '${o}' AND slug = 'live'`)
+  const invited = []
+  for (let i = 0; i < 3; i++) invited.push(await invite({ place: LIVE, place_role: 'developer' }))
+  const [deleted, ...accepted] = await Promise.all([
+    call('DELETE', `/${o}/orbit/backend`), ...invited.map(async ({ guest, answer }) => accept(guest, answer))
+  ])
+  t.equal(deleted.status, 204)
+  t.strictSame(accepted.map(({ status }) => status), [200, 200, 200])
+  t.equal((await service.sql(`SELECT FROM team_projects WHERE organization_id = '${o}'`)).length, 0)
 })

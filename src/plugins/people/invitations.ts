@@ -29,8 +29,8 @@ import { canonicalEmail, isEmail } from '../../rules/formats/emails.ts'
 import { fail, refuse } from '../../rules/api-error.ts'
 import { answerPage } from '../../rules/pagination.ts'
 import { canonicalRole, holdsProjectRole, scopesInProject } from '../../rules/roles.ts'
-import { keepInherited, textOf } from '../../rules/slices.ts'
-import { deleteUngiven, expireInvitations } from '../../vault/memberships.ts'
+import { keepInherited } from '../../rules/slices.ts'
+import { deleteUngiven, expireInvitations, placeIn } from '../../vault/memberships.ts'
 
 type ShownInvitation = Shown<InvitationRow>
 
@@ -51,10 +51,6 @@ async function findItem (db: Db, organizationId: string, id: string) {
   const row = await findInvitation(db, organizationId, id)
   return row && toItem((await showPlaces(db, organizationId, [row]))[0]!)
 }
-
-/** The place and its role, in an audit event. */
-const placeIn = ({ place, place_role }: Pick<InvitationRow, 'place' | 'place_role'>) =>
-  place !== null && { place: textOf(place), place_role }
 
 function validatePlace ({ role, place, place_role }: InviteMemberBody) {
   if (place === undefined) {

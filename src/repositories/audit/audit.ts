@@ -6,9 +6,7 @@ import { isAuthentic, rowsOf, type Db } from '../../db/database.ts'
 import type { EventRow } from '../../db/events.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
 import { queryRows } from '../../db/rows/query.ts'
-import { findSlugs } from '../../db/rows/slugs.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
-import type { Place } from '../../rules/slices.ts'
 import type { Repeatable } from '../operations/idempotency.ts'
 
 /** The caller of a change, and the origin of the request. */
@@ -61,17 +59,6 @@ export const placeDetails = (
   ...(target != null && { target_id: target.id, target: target.slug }),
   ...(environment != null && { environment_id: environment.id, environment: environment.slug })
 })
-
-/** Like `placeDetails`, for a level of which only the ids are known. */
-export async function findPlaceDetails (
-  db: Db, organizationId: string, { project_id, target_id = null, environment_id = null }: Place
-) {
-  const slugs = await findSlugs(db, organizationId, [project_id, target_id, environment_id])
-  const named = (id: string | null) => id === null ? null : { id, slug: slugs.get(id) ?? '' }
-  return placeDetails({
-    project: named(project_id)!, target: named(target_id), environment: named(environment_id)
-  })
-}
 
 /** Records an event of a read. `bytes`: the size of the response, which stays in memory until the event is recorded. */
 export type RecordRead = (actor: Actor, event: AuditEvent, bytes?: number) => Promise<void>

@@ -1,4 +1,4 @@
-import { and, desc, eq, getTableColumns, gt, isNotNull, isNull, lte, ne, or, sql, type SQL } from 'drizzle-orm'
+import { and, asc, desc, eq, getTableColumns, gt, isNotNull, isNull, lte, ne, or, sql, type SQL } from 'drizzle-orm'
 import type { Level } from '../../../schemas/secrets.ts'
 import {
   ENDING_DAYS, TOKEN_LIMITS, type ApiToken, type ListTokensQuery, type Restriction
@@ -336,11 +336,12 @@ export async function showRestrictions (
   return slices.flatMap((slice) => restrictionOf(slice, slugs))
 }
 
-/** The number of the organization's valid tokens that a user created or rotated last. They do not end with the user. */
-export async function countLeftTokens (db: Db, organizationId: string, userId: number): Promise<number> {
-  return db.$count(api_tokens, and(
-    eq(api_tokens.organization_id, organizationId), isMatching({ owner: 'organization', created_by: `user:${userId}` }), isLive
-  ))
+/** The organization's valid tokens that a user created or rotated last, by id. They do not end with the user. */
+export async function listLeftTokens (db: Db, organizationId: string, userId: number): Promise<number[]> {
+  const isLeft = isMatching({ owner: 'organization', created_by: `user:${userId}` })
+  const rows = await db.select({ id: api_tokens.id }).from(api_tokens)
+    .where(and(eq(api_tokens.organization_id, organizationId), isLeft, isLive)).orderBy(asc(api_tokens.id))
+  return rows.map(({ id }) => id)
 }
 
 /** A token that ends soon, of which the owners of its organization do not know yet. */
@@ -376,9 +377,10 @@ export async function takeAnnouncement (
   return taken.length === 1
 }
 
-/** Records that the mails about the end of a token were not sent, so that the next run sends them. */
-export async function returnAnnouncement (db: Db, { organization_id, id }: EndingToken): Promise<void> {
-  await db.update(api_tokens).set({ announced_end: null }).where(oneOf(organization_id, id))
+/** Records that the mails about this end of a token were not sent, so that the next run sends them. */
+export async function returnAnnouncement (db: Db, { organization_id, id, expires_at }: EndingToken): Promise<void> {
+  await db.update(api_tokens).set({ announced_end: null })
+    .where(and(oneOf(organization_id, id), eq(api_tokens.announced_end, expires_at)))
 }
 
 export async function deleteTokens (db: Db, organizationId: string, ids: readonly number[]): Promise<void> {

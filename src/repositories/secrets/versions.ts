@@ -9,10 +9,12 @@ import { joined } from '../../db/rows/joined.ts'
 import { andOwn, findByOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/query.ts'
 import {
-  columnsOf, encryption_keys, environments, keyColumns, organization_counters, plans, secret_versions, secrets
+  columnsOf, encryption_keys, environments, keyColumns, organization_counters, plans, projects, secret_versions,
+  secrets, targets
 } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 import type { Place } from '../../rules/slices.ts'
+import type { placeDetails } from '../audit/audit.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
 
@@ -161,7 +163,12 @@ export async function listVersions (
   return { rows: found, areFewer: rows.length < limit }
 }
 
-export interface FoundVersion { version: VersionRow, secret: Place & { id: string, level_id: string } }
+/** `levels`: the level of the version and those above, for its events. */
+export interface FoundVersion {
+  version: VersionRow
+  secret: Place & { id: string, level_id: string }
+  levels: Parameters<typeof placeDetails>[0]
+}
 
 export interface FullVersion extends FoundVersion { sealed: Buffer, key: KeyRow }
 
@@ -177,6 +184,12 @@ const itsLevel = (db: Db) => db.select().from(secrets)
 const itsKey = (db: Db) => db.select().from(encryption_keys).where(sql`${matching(encryption_keys, {
   organization_id, project_id: secrets.project_id, version: secret_versions.key_version
 })}${andOwn(sql`${encryption_keys.organization_id}`)}`).limit(1).as('encryption_keys')
+const itsProject = (db: Db) => db.select().from(projects).where(sql`${matching(projects, {
+  organization_id, id: secrets.project_id
+})}${andOwn(sql`${projects.organization_id}`)}`).limit(1).as('projects')
+const itsTarget = (db: Db) => db.select().from(targets).where(sql`${matching(targets, {
+  organization_id, id: secrets.target_id
+})}${andOwn(sql`${targets.organization_id}`)}`).limit(1).as('targets')
 const itsEnvironment = (db: Db) => db.select().from(environments).where(sql`${matching(environments, {
   organization_id, id: secrets.environment_id
 })}${andOwn(sql`${environments.organization_id}`)}`).limit(1).as('environments')
@@ -184,15 +197,19 @@ const place = {
   query_index: sql<number>`queries.query_index`.as('query_index'),
   version: { ...columns, managed: sql<Managed | null>`${encryption_keys.managed}` },
   secret: { ...authenticatedColumns('secrets'), sealed: sql<boolean>`${secrets.sealed} IS NOT NULL` },
+  project: authenticatedColumns('projects'),
+  target: authenticatedColumns('targets'),
   environment: authenticatedColumns('environments')
 }
 const byIds = prepared('versions_by_id', (db) => db.select(place).from(QUERIES)
   .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
-  .leftJoinLateral(itsKey(db), sql`true`).leftJoinLateral(itsEnvironment(db), sql`true`))
+  .leftJoinLateral(itsKey(db), sql`true`).innerJoinLateral(itsProject(db), sql`true`)
+  .leftJoinLateral(itsTarget(db), sql`true`).leftJoinLateral(itsEnvironment(db), sql`true`))
 const fullByIds = prepared('full_versions_by_id', (db) => db
   .select({ ...place, sealed: secret_versions.sealed, key: keyColumns }).from(QUERIES)
   .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
-  .leftJoinLateral(itsKey(db), sql`true`).leftJoinLateral(itsEnvironment(db), sql`true`))
+  .leftJoinLateral(itsKey(db), sql`true`).innerJoinLateral(itsProject(db), sql`true`)
+  .leftJoinLateral(itsTarget(db), sql`true`).leftJoinLateral(itsEnvironment(db), sql`true`))
 
 interface VersionQuery { organization_id: string, id: number }
 
@@ -213,10 +230,16 @@ type FullRow = Awaited<ReturnType<typeof fullByIds>>[number]
 function toVersion (db: Db, [row]: readonly Row[]): FoundVersion | undefined {
   if (row === undefined) return undefined
   requireAuthentic(db, 'secrets', row.secret)
-  const { version, secret } = row
+  const { version, secret, project, target, environment } = row
+  requireAuthentic(db, 'projects', project)
+  if (target !== null) requireAuthentic(db, 'targets', target)
   // The row is manipulated, because the project has no key with the version that the row names.
   if (version.managed === null) return tampered()
-  return { version: { ...version, managed: version.managed }, secret: { ...secret, status: statusOf(db, row) } }
+  return {
+    version: { ...version, managed: version.managed },
+    secret: { ...secret, status: statusOf(db, row) },
+    levels: { project, target, environment }
+  }
 }
 
 // The current status of the environment. Without a status, the version is outside of restrictions by status.
