@@ -82,7 +82,8 @@ const Claims = Type.Unsafe<Claims>(Type.Object({}, {
 export const JWK_MEMBERS = ['kty', 'kid', 'use', 'key_ops', 'alg', 'n', 'e', 'crv', 'x', 'y'] as const
 
 const jwkText = Type.Optional(Type.String({ minLength: 1, maxLength: 2048 }))
-const Jwk = Type.Object({
+/** A public key with the sizes that a rule accepts. */
+export const Jwk = Type.Object({
   kty: Type.String({ minLength: 1, maxLength: 16 }),
   kid: jwkText,
   use: jwkText,
@@ -106,6 +107,9 @@ const JwkSet = Type.Object({ keys: Type.Array(Jwk, { minItems: 1, maxItems: 20 }
   examples: [{ keys: [{ kty: 'OKP', crv: 'Ed25519', kid: 'k1', x: '11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo' }] }]
 })
 export type JwkSet = Static<typeof JwkSet>
+
+/** What an issuer publishes: objects, of which some may be no keys. */
+export const PublishedJwkSet = Type.Object({ keys: Type.Array(Type.Object({}), { maxItems: 100 }) })
 
 const someScopes = { minItems: 1, maxItems: 100 }
 const Scopes = PublishedAs(

@@ -1,5 +1,6 @@
+import { Value } from '@sinclair/typebox/value'
 import {
-  CLAIM_LIMITS, JWK_MEMBERS, type Claims, type ClaimValue, type JwkSet, type Preset
+  CLAIM_LIMITS, Jwk, JWK_MEMBERS, PublishedJwkSet, type Claims, type ClaimValue, type JwkSet, type Preset
 } from '../../schemas/workloads.ts'
 import { refuse } from './api-error.ts'
 import { CLOCK_SKEW, isPrefix } from './workloads.ts'
@@ -80,13 +81,13 @@ export function requireBound ({ preset, claims }: { preset: Preset | null, claim
 const KINDS = ['RSA', 'EC', 'OKP']
 // Members of private and symmetric keys.
 const SECRET = ['d', 'p', 'q', 'dp', 'dq', 'qi', 'oth', 'k', 'priv']
+const isPublic = (key: JwkSet['keys'][number]) =>
+  key.kty !== 'oct' && !SECRET.some((member) => Object.hasOwn(key, member))
 
 /** Ends the request with 422 if a key is not public, or if no key can verify a token. */
 export function requirePublicKeys ({ keys }: JwkSet) {
   for (const [i, key] of keys.entries()) {
-    if (key.kty === 'oct' || SECRET.some((member) => Object.hasOwn(key, member))) {
-      refuse(`jwks.keys.${i}`, 'Expected a public key: this one is private or symmetric')
-    }
+    if (!isPublic(key)) refuse(`jwks.keys.${i}`, 'Expected a public key: this one is private or symmetric')
   }
   if (keys.some(({ kty }) => KINDS.includes(kty))) return
   refuse('jwks.keys', `Expected a key of the kind ${KINDS.join(' or ')}`)
@@ -97,6 +98,14 @@ export const storedKeys = ({ keys }: JwkSet): JwkSet => ({
   keys: keys.map((key) => Object.fromEntries(JWK_MEMBERS.flatMap((member) =>
     key[member] === undefined ? [] : [[member, key[member]]])) as JwkSet['keys'][number])
 })
+
+/**
+ * The keys of an issuer that a rule could have; undefined if this is no key set, or has too many keys. `jose` reads
+ * all keys for each assertion: it needs seconds for thousands of keys, or of `key_ops`.
+ */
+export const publishedKeys = (set: unknown): JwkSet | undefined => Value.Check(PublishedJwkSet, set)
+  ? storedKeys({ keys: set.keys.filter((key) => Value.Check(Jwk, key)).filter(isPublic) })
+  : undefined
 
 /**
  * Whether an assertion may have been used before the restore: a backup has no used assertions. The clock of an issuer

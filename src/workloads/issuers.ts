@@ -2,6 +2,7 @@ import type { JWTVerifyGetKey } from 'jose'
 import { LRUCache } from 'lru-cache'
 import { WorkOverloaded } from '../gate.ts'
 import { OutgoingError, type Outgoing, type OutgoingFailure, type OutgoingLimits } from '../outgoing/client.ts'
+import { publishedKeys } from '../rules/workload-presets.ts'
 
 /** The keys of an issuer cannot be loaded. */
 export class IssuerError extends Error {
@@ -113,7 +114,8 @@ async function fetchKeys (outgoing: Outgoing, organization: string, issuer: stri
   const discovery = `${issuer.replace(/\/$/, '')}/.well-known/openid-configuration`
   const { issuer: named, jwks_uri } = Object(JSON.parse(await outgoing.get(organization, discovery)))
   if (named !== issuer) throw new OutgoingError('response', 'the discovery document names another issuer')
-  const text = await outgoing.get(organization, String(jwks_uri))
+  const set = publishedKeys(JSON.parse(await outgoing.get(organization, String(jwks_uri))))
+  if (set === undefined) throw new OutgoingError('response', 'no key set, or too many keys')
   const { createLocalJWKSet } = await import('jose')
-  return { keys: createLocalJWKSet(JSON.parse(text)), characters: text.length }
+  return { keys: createLocalJWKSet(set), characters: JSON.stringify(set).length }
 }

@@ -1,5 +1,6 @@
 // runs: no database
 import type { ServerResponse } from 'node:http'
+import { exportJWK } from 'jose'
 import t from 'tap'
 import { loadConfig } from '../../src/config.ts'
 import { createOutgoing } from '../../src/outgoing/client.ts'
@@ -10,18 +11,15 @@ import { AUDIENCE, FAULTS, makeKey, startIssuer, type TestIssuer } from '../help
 import { until } from '../helpers/until.ts'
 
 const MINUTE = 60_000
+/** The limits for a fault: a short time if it lasts until the timeout. */
+const limitsFor = (fault: string) => ['slow', 'dripping'].includes(fault) ? { timeout: 1_000 } : {}
 
-/** A service that has a clock of its own for its key sets, and waits shortly for an issuer that is slow. */
+/** A service that has a clock of its own for its key sets. */
 function serviceFor (own: TestIssuer, more: Partial<typeof ISSUER_LIMITS> = {}) {
   const clock = { now: 0 }
   const lines: string[] = []
-  const { outgoing } = loadConfig(own.env)
-  const [patient, short] = [5_000, 200].map((timeout) =>
-    createOutgoing(outgoing, { ...ISSUER_LIMITS, timeout, ...more }))
-  const isSlow = () => own.answers === FAULTS.slow || own.answers === FAULTS.dripping
-  const issuers = createIssuers(
-    { get: (...args) => (isSlow() ? short! : patient!).get(...args) }, (line) => lines.push(line), () => clock.now
-  )
+  const outgoing = createOutgoing(loadConfig(own.env).outgoing, { ...ISSUER_LIMITS, ...more })
+  const issuers = createIssuers(outgoing, (line) => lines.push(line), () => clock.now)
   const rule: AssertionRule = {
     organization_id: 'o', issuer: own.issuer, jwks: null, audience: AUDIENCE, claims: {}, preset: null, single_use: false, max_assertion_age: 3600
   }
@@ -77,7 +75,7 @@ t.test('keys are loaded again after ten minutes, so a key that the issuer remove
 t.test('while the issuer is away its keys are used for an hour, and it is tried every 30 seconds', async (t) => {
   for (const fault of Object.keys(FAULTS) as (keyof typeof FAULTS)[]) {
     const issuer = await startIssuer(t)
-    const { check, clock, lines } = serviceFor(issuer)
+    const { check, clock, lines } = serviceFor(issuer, limitsFor(fault))
     t.equal(await check(await issuer.sign()), 'accepted')
     const loaded = issuer.requests.length
     issuer.answers = FAULTS[fault]
@@ -118,9 +116,9 @@ t.test('WI-05 a failed load is remembered for 30 seconds, with and without earli
 })
 
 t.test('each fault of the key set alone is a refusal, and none of them gives keys', async (t) => {
-  for (const fault of ['large', 'redirecting', 'failing', 'not JSON', 'other JSON', 'away'] as const) {
+  for (const fault of ['slow', 'dripping', 'large', 'redirecting', 'failing', 'not JSON', 'other JSON', 'away'] as const) {
     const issuer = await startIssuer(t)
-    const { check } = serviceFor(issuer)
+    const { check } = serviceFor(issuer, limitsFor(fault))
     issuer.answers = (path, response, document) =>
       path === '/keys' ? FAULTS[fault](path, response, document) : response.end(document)
     t.match(await check(await issuer.sign()), /^issuer_(?:unreachable|response)$/, fault)
@@ -175,6 +173,43 @@ t.test('keys that cannot verify are skipped: of an unknown kind, for encryption,
   issuer.keys = [null, jwk]
   t.equal(await serviceFor(issuer).check(await issuer.sign()), 'issuer_response', 'no JWK Set')
   issuer.keys = []
+  t.equal(await serviceFor(issuer).check(await issuer.sign()), 'key')
+})
+
+t.test('WI-12 a key set of thousands of keys, or of a key with thousands of members, takes no time', async (t) => {
+  const issuer = await startIssuer(t)
+  const { jwk } = issuer.key
+  const many = (length: number) => Array.from({ length }, (_, i) => i.toString(36).padStart(4, '0'))
+  const timed = async () => {
+    const { check } = serviceFor(issuer)
+    const assertion = await issuer.sign()
+    await check(assertion)
+    const began = performance.now()
+    const result = await check(assertion)
+    return { result, ms: performance.now() - began }
+  }
+  const sets: [string, unknown[], string][] = [
+    ['key_ops', [{ ...jwk, key_ops: [...many(30_000), 'verify'] }], 'key'],
+    ['key_ops of another key', [{ ...jwk, key_ops: [...many(30_000), 'verify'] }, jwk], 'accepted'],
+    ['members', [{ ...jwk, ...Object.fromEntries(many(15_000).map((name) => [name, 1])) }, jwk], 'accepted'],
+    ['a long member', [{ ...jwk, x: 'A'.repeat(200_000) }, jwk], 'accepted'],
+    ['nested', [{ ...jwk, crv: JSON.parse(`${'['.repeat(4_000)}${']'.repeat(4_000)}`) as unknown }, jwk], 'accepted'],
+    ['keys', Array.from({ length: 60_000 }, () => ({})), 'issuer_response'],
+    ['101 keys', [jwk, ...Array.from({ length: 100 }, () => ({}))], 'issuer_response'],
+    ['100 keys', [jwk, ...Array.from({ length: 99 }, () => ({}))], 'accepted'],
+    ['a certificate, and other members', [{ ...jwk, x5c: ['A'.repeat(3_000)], x5t: 'A', ext: true, more: {} }], 'accepted']
+  ]
+  for (const [what, keys, expected] of sets) {
+    issuer.keys = keys
+    const { result, ms } = await timed()
+    t.equal(result, expected, what)
+    t.ok(ms < 500, `${what}: ${ms.toFixed()} ms`)
+  }
+})
+
+t.test('a private key that an issuer publishes is not used', async (t) => {
+  const issuer = await startIssuer(t)
+  issuer.keys = [await exportJWK(issuer.key.privateKey)]
   t.equal(await serviceFor(issuer).check(await issuer.sign()), 'key')
 })
 
