@@ -293,7 +293,7 @@ t.test('people are a table with search; a removal and a lower role list their to
   await other.goto(`${url}/console/nimbus/-/tokens`)
   await signIn(other, ada)
   await createOurs(other)
-  for (const opener of [`Role ${ada.name}`, `Remove member ${ada.name}`]) {
+  for (const opener of [`Role ${ada.name}`, `Remove ${ada.name}`]) {
     await button(page, new RegExp(`^${opener}`)).click()
     const dialog = page.getByRole('dialog')
     await dialog.getByText(`${ada.name} made this token of the organization.`).waitFor()
