@@ -77,7 +77,7 @@ export const ACTIONS = {
   'member.invite': ['Invite', 'member:create'],
   'member.choose': 'Role',
   'member.role': ['Save role', 'member:update'],
-  'member.remove': 'Remove member',
+  'member.remove': 'Remove',
   'member.access': 'Access',
   'invitation.send': ['Send again', 'member:create'],
   'invitation.withdraw': ['Withdraw', 'member:delete'],

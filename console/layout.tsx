@@ -92,7 +92,7 @@ export function Crumbs () {
 }
 
 /** On a phone, the path and the pages of a project scroll. */
-const showCurrent = () => document.querySelectorAll('.top [aria-current], .tabs [aria-current]').forEach((link) => link.scrollIntoView({ block: 'nearest', inline: 'nearest' }))
+const showCurrent = () => document.querySelectorAll('.top li:last-child, .tabs [aria-current]').forEach((link) => link.scrollIntoView({ block: 'nearest', inline: 'nearest' }))
 
 const canSeeLevel = (at: { project: string, target?: string | undefined }) => can(['secret:read'], at) || can(['secret:history'], at)
 

@@ -153,11 +153,15 @@ function NameList ({ level, project, rows, text }: At & { rows: readonly NameRow
   const found = rows.filter(({ name }) => name.toLowerCase().includes(wanted) || name === open?.name)
   const at = found.findIndex(({ name }) => name === open?.name)
   const isList = isNarrow.value
-  const sizes = isList ? { height: 80, head: 0 } : { height: 36, head: 32 }
+  const sizes = isList ? { height: 89, head: 0 } : { height: 36, head: 32 }
   const grid = useGrid({ count: found.length, columns: 6, ...sizes, open: at, extra })
   useLayoutEffect(() => {
     if (panel.current === null) { setExtra(0); return }
-    const observer = new ResizeObserver(() => setExtra(panel.current?.offsetHeight ?? 0))
+    const observer = new ResizeObserver(() => {
+      setExtra(panel.current?.offsetHeight ?? 0)
+      // Shows what loads into the panel, but moves nothing below a person who types.
+      if (!panel.current?.contains(document.activeElement)) panel.current?.scrollIntoView({ block: 'nearest' })
+    })
     observer.observe(panel.current)
     return () => observer.disconnect()
   }, [at >= 0, open?.name, open?.kind])
@@ -174,7 +178,7 @@ function NameList ({ level, project, rows, text }: At & { rows: readonly NameRow
     const tools = [0, 1, 2, ...can(['secret:write']) ? [3] : [], ...hasNameHistory(project) && can(['secret:history', 'secret:decrypt'], owner) ? [4] : [], ...isHere && can(['secret:write']) ? [5] : []]
     const read = async () => readOne(level, name, project)
     const look = (column: number) => ({ description: label, kind: 'plain' as const, more: { ...grid.cell(index, column, tools), ...column !== 1 && column !== 2 && { 'aria-expanded': at === index && COLUMNS[open!.kind] === column } } })
-    const state = overrides.length > 0 ? 'overrides' : isHere ? 'set' : 'inherited'
+    const state = !isHere ? 'inherited' : overrides.length > 0 ? 'overrides' : 'set'
     return [
       <tr key={name} class={at === index ? 'name open' : 'name'} aria-rowindex={index + 2}>
         <th scope='row'><button type='button' class='plain' data-action='name.open' title={label} aria-expanded={at === index && open!.kind === 'value'} {...grid.cell(index, 0, tools)} onClick={() => toggle({ kind: 'value', name })}>{label}</button></th>

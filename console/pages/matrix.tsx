@@ -5,7 +5,7 @@ import { levelOf, readDocument, type Cell, type Column, type Matrix, type Row } 
 import { MatrixTable, type Filter } from '../matrix-table.tsx'
 import { canSomewhere, inOrder, projectIn, shownProject, type Project } from '../rights.ts'
 import { KeyGate, namesIn, type At } from '../secrets.tsx'
-import { Act, Empty, Later, Show, To, useLoad } from '../ui.tsx'
+import { Act, Empty, Later, may, Show, To, useLoad } from '../ui.tsx'
 import type { Values } from '../values.ts'
 import { LevelTree } from './settings.tsx'
 
@@ -49,7 +49,7 @@ export function MatrixPage ({ level, project: known }: At) {
                   )
                 : <Levels project={project} />}
             {project.next !== null && (asked.only === undefined ? <Act name='matrix.more' run={more} /> : <p class='hint'>Show all names to see more levels.</p>)}
-            {project.levels.length === 1 && canSomewhere(['target:create'], slug) && <p>The project has no targets yet: <To to={{ page: 'settings', organization, project: slug }}>add a target and its environments</To>.</p>}
+            {project.levels.length === 1 && may('target.create', { project: slug }) && <p>The project has no targets yet: <To to={{ page: 'settings', organization, project: slug }}>add a target and its environments</To>.</p>}
             <InviteHere level={level} />
           </>
         )

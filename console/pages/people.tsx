@@ -12,7 +12,6 @@ import {
 } from '../ui.tsx'
 
 type Role = Schemas['Role']
-type Member = Schemas['Member']
 
 export function PeoplePage ({ organization }: { organization: string }) {
   const [search, setSearch] = useState('')
@@ -28,8 +27,10 @@ export function PeoplePage ({ organization }: { organization: string }) {
           {(found) => (
             <Table
               label='Members' head={['Name', 'Address', 'Role', 'Member since', 'Change']}
-              rows={found.map((member) =>
-                [member.id, ...cellsOf(member), <Change organization={organization} member={member} />])}
+              rows={found.map(({ id, attributes: { name, email, role, joined_at } }) => [
+                id, `${name}${id === person.value?.id ? ' (you)' : ''}`, email, roleName(role), <Time at={joined_at} />,
+                <Change {...{ organization, id, name }} before={role} />
+              ])}
             />
           )}
         </List>
@@ -43,10 +44,6 @@ export function PeoplePage ({ organization }: { organization: string }) {
   )
 }
 
-const cellsOf = ({ id, attributes: { name, email, role, joined_at } }: Member) => [
-  `${name}${id === person.value?.id ? ' (you)' : ''}`, email, roleName(role), <Time at={joined_at} />
-] as const
-
 function Teams ({ organization }: { organization: string }) {
   const path = { organization }
   const teams = useList(async (page) => (await call('listTeams', { path, query: { page, per_page: 50 } })).data)
@@ -59,7 +56,7 @@ function Teams ({ organization }: { organization: string }) {
           <ul class='list'>
             {found.map(({ id, attributes: { name, member_count, project_count } }) => (
               <li key={id}>
-                <p><strong>{name}</strong>, {member_count} members, {project_count} projects</p>
+                <p><strong>{name}</strong> <span class='soft'>members: {member_count}, projects: {project_count}</span></p>
                 <Later name='team.show' description={name}><Team {...{ organization, id, name }} reload={teams.reload} /></Later>
               </li>
             ))}
@@ -71,9 +68,7 @@ function Teams ({ organization }: { organization: string }) {
   )
 }
 
-function Change ({ organization, member: { id, attributes: { name, role: before } } }: {
-  organization: string, member: Member
-}) {
+function Change ({ organization, id, name, before }: Record<'organization' | 'id' | 'name', string> & { before: Role }) {
   const path = { organization, member: id }
   const change = async ({ role = '' }: Fields) => {
     await call('updateMember', { path, body: { role: role as Role }, dangerous: scopesOfRoles('member:update', before, role) })

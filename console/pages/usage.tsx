@@ -1,10 +1,10 @@
 import { ApiError, call } from '../api.ts'
-import { Chart, Later, Load, messageOf, sizeOf, Table, Time } from '../ui.tsx'
+import { Chart, Head, Later, Load, messageOf, sizeOf, Table, Time } from '../ui.tsx'
 
 export function UsagePage ({ organization }: { organization: string }) {
   return (
     <>
-      <h1>Usage</h1>
+      <Head title='Usage' />
       <Load from={async () => (await call('getUsage', { path: { organization } })).data.data.attributes}>
         {({ plan, projects, members, bytes, api_calls, days }) => (
           <>
@@ -12,7 +12,7 @@ export function UsagePage ({ organization }: { organization: string }) {
             <Limit label='Projects' used={projects.used} limit={projects.limit} words={String} />
             <Limit label='Members' used={members.used} limit={members.limit} words={String} />
             <Limit label='Stored bytes' used={bytes.used} limit={bytes.limit} words={sizeOf} />
-            <p>{api_calls.used} requests in this period; {api_calls.limit_per_minute === null ? 'no limit' : `at most ${api_calls.limit_per_minute}`} a minute.</p>
+            <p>{api_calls.used} requests in this period; {api_calls.limit_per_minute === null ? 'no limit per minute' : `at most ${api_calls.limit_per_minute} per minute`}.</p>
             <Chart title='Requests per day' days={days.map(({ date, api_calls }) => ({ date, count: api_calls }))} />
           </>
         )}

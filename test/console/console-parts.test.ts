@@ -44,6 +44,7 @@ for (const width of [390, 1280]) {
     const { page: other, wrongs } = await openWindow(t, browser, { viewport: { width, height: 800 }, locale: 'en-GB' })
     await other.goto(`${url}/console/`)
     await signIn(other, ada)
+    await other.getByText('invites you as Guest, with the role Developer in shop / backend / live').waitFor()
     await button(other, /^Accept Nimbus/).click()
     await said(other, 'You are a member now.')
     await follow(other, 'Nimbus')
@@ -59,6 +60,7 @@ for (const width of [390, 1280]) {
     await other.reload()
     await (await cell(other, 'OLD', 'Backend Services / Live')).waitFor()
     t.equal(await other.getByText('SHARED').count(), 0, 'the project is hidden')
+    t.equal(await other.getByText('The project has no targets yet').count(), 0, 'it has, but they are hidden')
     for (const hidden of ['Keys', 'Settings', 'Project document']) t.equal(await other.getByRole('link', { name: hidden, exact: true }).count(), 0, hidden)
     await look(t, other, 'matrix of a part')
 
@@ -94,6 +96,25 @@ for (const width of [390, 1280]) {
     t.strictSame(wrongs, [])
   })
 }
+
+t.test('on a phone, what a row opens is in sight', { skip }, async (t) => {
+  const { url, nimbus, rosa, page } = await visitConsole(t, browser, 390)
+  await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })
+  const names = Array.from({ length: 30 }, (_, i) => [`NAME_${i + 10}`, '1'])
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: Object.fromEntries(names) })
+  await page.goto(`${url}/console/nimbus/shop/-/level`)
+  await signIn(page, rosa)
+  await page.getByRole('rowheader', { name: 'NAME_10' }).waitFor()
+  await page.locator('.names').evaluate((region: unknown) => (region as { scrollTo (x: number, y: number): void }).scrollTo(0, 100_000))
+  await button(page, 'History NAME_39').click()
+  const change = page.getByRole('region', { name: 'Changes of NAME_39' }).getByRole('listitem').first()
+  await change.waitFor()
+  await until(async () => {
+    const { y = -1, height = 0 } = await change.boundingBox() ?? {}
+    return y >= 0 && y + height <= 800
+  })
+  t.ok(await page.getByRole('rowheader', { name: 'NAME_39' }).isVisible())
+})
 
 t.test('people with a role in the organization see what the role includes, and no more', { skip }, async (t) => {
   const { service, url, nimbus } = await visitConsole(t, browser, 1280)

@@ -528,7 +528,7 @@ async function people (t: Test, { page, url, service, rosa }: Visit, ada: Person
   await said(page, `${ada.name} left the team.`)
   await confirm(page, /^Delete team/, 'team.delete')
   await said(page, 'Deleted the team Platform.')
-  await confirm(page, new RegExp(`^Remove member ${ada.name}`), 'member.remove')
+  await confirm(page, new RegExp(`^Remove ${ada.name}`), 'member.remove')
   await said(page, `${ada.name} is no member any more.`)
 
   // The owner in this window declines an invitation.

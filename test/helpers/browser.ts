@@ -34,7 +34,7 @@ export async function openWindow (
   t: { teardown (fn: () => unknown): void }, browser: Browser, options: Parameters<Browser['newContext']>[0] = {}
 ): Promise<Window> {
   const context = await browser.newContext(options)
-  context.setDefaultTimeout(30_000)
+  context.setDefaultTimeout(60_000)
   t.teardown(async () => context.close())
   const [wrongs, requested]: [string[], string[]] = [[], []]
   context.on('request', (request) => requested.push(request.url()))

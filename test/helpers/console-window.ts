@@ -4,6 +4,7 @@ import { startIsolatedApp, type Caller, type TestApp } from './app.ts'
 import { accessibilityProblems, openWindow } from './browser.ts'
 import { operationsOfConsole } from './console.ts'
 import { makePerson, type Person } from './people.ts'
+import { patiently } from './traffic.ts'
 
 // The console in a window of Chromium.
 
@@ -37,7 +38,8 @@ export async function visitConsole (
   // This test has its own database, because its organizations have fixed slugs.
   const service = await startIsolatedApp(t, env)
   const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
-  const nimbus = await service.organization({ slug: 'nimbus' })
+  const caller = await service.organization({ slug: 'nimbus' })
+  const nimbus: Caller = { ...caller, call: (...request) => patiently(() => caller.call(...request)) }
   const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
   const window = await openWindow(t, browser, {
     viewport: { width, height: 800 }, permissions: ['clipboard-read', 'clipboard-write'], bypassCSP: false, locale: 'en-GB'
