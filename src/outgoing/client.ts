@@ -56,7 +56,7 @@ export function createOutgoing (
     const host = hostname.replace(/^\[(.*)\]$/, '$1')
     const listed = allow.filter((entry) => entry.port === undefined || entry.port === Number(port || 443))
     const isListed = listed.some((entry) => entry.bits === undefined && entry.host === host)
-    const found = isIP(host) === 0 ? await resolve(host, isListed, signal) : [host]
+    const found = isIP(host) === 0 ? await unlessAborted(resolve(host, isListed, signal), signal) : [host]
     const allowed = found.filter((address) =>
       isListed || isPublic(address) || listed.some((entry) => contains(entry, address)))
     if (allowed.length === 0) throw new OutgoingError('address', `${host} has no allowed address`)
@@ -103,6 +103,12 @@ export function createOutgoing (
     }
   }
 }
+
+// A look-up of the system cannot be aborted.
+const unlessAborted = <T>(work: Promise<T>, signal: AbortSignal): Promise<T> => new Promise((resolve, reject) => {
+  signal.addEventListener('abort', () => { reject(new OutgoingError('unreachable', 'the name was not resolved in time')) }, { once: true })
+  work.then(resolve, reject)
+})
 
 // `lookup` reads /etc/hosts, but holds a thread of the pool until it has an answer. A slow server of names that a user
 // chose must not hold these threads, so all other names are resolved without a thread.

@@ -28,7 +28,7 @@ export interface AcceptedAssertion {
   expires: Date
   /** Identifies the assertion: 64 hexadecimal digits. */
   spend: string
-  /** From this time on, the assertion is refused without a look at the spent assertions. */
+  /** From this time on, no request that accepts the assertion is still running. */
   spentUntil: Date
 }
 

@@ -12,6 +12,11 @@ const ALGORITHMS = [
 ]
 /** The maximum number of keys with the same `kid`, or without one, that are tried. */
 const MAX_KEYS = 10
+/**
+ * Seconds for which a spent assertion is kept after every rule refuses it: longer than a request, which may wait for
+ * the issuer before it uses the assertion.
+ */
+const SPENT_MARGIN = 600
 
 const CHECKS: Readonly<Record<string, FailedCheck>> = {
   iss: 'issuer', sub: 'subject', aud: 'audience', exp: 'expiry', iat: 'issued_at', nbf: 'not_before'
@@ -120,7 +125,7 @@ function accept (rule: AssertionRule, assertion: string, payload: JWTPayload, no
     issuedAt: new Date(iat * 1000),
     expires: new Date(end * 1000),
     spend: spendOf(assertion, jti),
-    spentUntil: new Date((end + CLOCK_SKEW) * 1000)
+    spentUntil: new Date((end + CLOCK_SKEW + SPENT_MARGIN) * 1000)
   }
 }
 

@@ -60,18 +60,23 @@ export function createIssuers (
 
   async function load (organization: string, issuer: string): Promise<void> {
     const running = loads.get(issuer)
-    if (running === undefined) {
-      const done = loadNow(organization, issuer).finally(() => loads.delete(issuer))
-      loads.set(issuer, { organization, done })
-      return done
-    }
+    if (running === undefined) return loadAs(organization, issuer)
     try {
       await running.done
     } catch (error) {
-      // The other organization had too many requests.
+      // The other organization had too many requests. Waits for no third one, which may have as many.
       if (running.organization === organization) throw error
-      await load(organization, issuer)
+      const next = loads.get(issuer)
+      await (next?.organization === organization ? next.done : loadAs(organization, issuer))
     }
+  }
+
+  function loadAs (organization: string, issuer: string): Promise<void> {
+    const done = loadNow(organization, issuer).finally(() => {
+      if (loads.get(issuer)?.done === done) loads.delete(issuer)
+    })
+    loads.set(issuer, { organization, done })
+    return done
   }
 
   async function loadNow (organization: string, issuer: string): Promise<void> {

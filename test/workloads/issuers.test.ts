@@ -3,7 +3,8 @@ import type { ServerResponse } from 'node:http'
 import { exportJWK } from 'jose'
 import t from 'tap'
 import { loadConfig } from '../../src/config.ts'
-import { createOutgoing } from '../../src/outgoing/client.ts'
+import { WorkOverloaded } from '../../src/gate.ts'
+import { createOutgoing, type Outgoing } from '../../src/outgoing/client.ts'
 import type { AssertionRule } from '../../src/rules/workloads.ts'
 import { verifyAssertion } from '../../src/workloads/assertions.ts'
 import { createIssuers, ISSUER_LIMITS } from '../../src/workloads/issuers.ts'
@@ -12,7 +13,7 @@ import { until } from '../helpers/until.ts'
 
 const MINUTE = 60_000
 /** The limits for a fault: a short time if it lasts until the timeout. */
-const limitsFor = (fault: string) => ['slow', 'dripping'].includes(fault) ? { timeout: 1_000 } : {}
+const limitsFor = (fault: string) => ['slow', 'dripping'].includes(fault) ? { timeout: 2_000 } : {}
 
 /** A service that has a clock of its own for its key sets. */
 function serviceFor (own: TestIssuer, more: Partial<typeof ISSUER_LIMITS> = {}) {
@@ -256,4 +257,27 @@ t.test('an organization with too many loads does not make another one fail, and 
   t.equal(await check(assertion), 'accepted')
   held[0]!.destroy()
   t.equal(await away, 'issuer_unreachable')
+})
+
+t.test('an organization waits at most once for the load of another one', async (t) => {
+  const { jwk } = await makeKey()
+  const issuer = 'https://issuer.example'
+  const waiting: (() => void)[] = []
+  // The requests of other organizations wait until they are too many.
+  const outgoing: Outgoing = {
+    get: async (organization, url) => organization === 'own'
+      ? JSON.stringify(url.endsWith('/keys') ? { keys: [jwk] } : { issuer, jwks_uri: `${issuer}/keys` })
+      : new Promise((_resolve, reject) => { waiting.push(() => reject(new WorkOverloaded())) })
+  }
+  const issuers = createIssuers(outgoing, () => {}, () => 0)
+  const keyOf = async (organization: string) =>
+    issuers.keysOf(organization, issuer)({ alg: jwk.alg!, kid: jwk.kid! }, { payload: '', signature: '' })
+  const others = ['first', 'second', 'third'].map((organization) => keyOf(organization).catch(({ check }) => check))
+  const own = [keyOf('own'), keyOf('own')]
+  await until(() => waiting.length === 1)
+  waiting[0]!()
+  t.match(await Promise.all(own), [{ type: 'public' }, { type: 'public' }])
+  t.equal(await others[0], 'issuer_unreachable')
+  waiting.slice(1).forEach((end) => end())
+  t.match(await Promise.all(others.slice(1)), [{ type: 'public' }, { type: 'public' }], 'they have the keys, too')
 })

@@ -161,6 +161,8 @@ t.test('a request has a maximum time: with no answer, with a slow one, with no T
     return ['127.0.0.1']
   })
   t.equal(await failureOf(resolving.get('o', issuer.issuer)), 'unreachable')
+  const endless = clientOf(issuer.env, { timeout: 200 }, () => new Promise(() => {}))
+  t.equal(await failureOf(endless.get('o', issuer.issuer)), 'unreachable', 'the look-up does not end')
   await issuer.stop()
   t.equal(await failureOf(client.get('o', issuer.issuer)), 'unreachable', 'nothing listens')
 })

@@ -140,7 +140,7 @@ export async function findRestore (db: Db, organizationId: string): Promise<Date
 
 export interface Spent { organization_id: string, rule_id: number, spend: string }
 
-/** Marks an assertion as used. Returns false if it was used before. After `expires_at`, every rule refuses it. */
+/** Marks an assertion as used. Returns false if it was used before. At `expires_at`, every rule refuses it. */
 export async function spendAssertion (db: Db, spent: Spent & { expires_at: Date }): Promise<boolean> {
   const made = await db.insert(spent_assertions).values(spent).onConflictDoNothing()
     .returning({ rule_id: spent_assertions.rule_id })
