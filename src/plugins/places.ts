@@ -191,7 +191,7 @@ const placesOf = (
       at: kind,
       ...(deletion.isLong && { limitOfEffect: 'level_deletion' }),
       changes: findItem,
-      audit: [`${kind}.delete`, 'api-token.delete', 'team-project.delete'],
+      audit: [`${kind}.delete`, 'api-token.delete', 'workload.delete', 'team-project.delete'],
       ...(deletion.isLong && { errors: ['conflict'] })
     },
     schema: {

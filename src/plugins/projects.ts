@@ -266,7 +266,7 @@ export const projects: Domain = async (app) => {
       at: 'project',
       limitOfEffect: 'level_deletion',
       changes: findItem,
-      audit: ['project.delete', 'api-token.delete'],
+      audit: ['project.delete', 'api-token.delete', 'workload.delete'],
       errors: ['conflict']
     },
     schema: {

@@ -105,7 +105,7 @@ const STATEMENTS: Record<string, number> = {
   getInvitation: 2,
   sendInvitation: 11,
   withdrawInvitation: 7,
-  listOwnInvitations: 3,
+  listOwnInvitations: 4,
   acceptInvitation: 34,
   declineInvitation: 12,
   updateMember: 15,
@@ -183,7 +183,8 @@ const BACKGROUND = new RegExp([
 const MORE: Record<string, string> = {
   listEncryptionKeys: 'the keys, and how far a re-encryption is, sent together; then the event of who saw them',
   listPendingVersions: 'sizes before contents, so that no more is read than is handed out; then the event',
-  listAuditEvents: 'the names of the actors, looked up together'
+  listAuditEvents: 'the names of the actors, looked up together',
+  listOwnInvitations: 'the slugs of each place, in the organization of the invitation'
 }
 
 interface Sent { text: string, prepared: boolean }
