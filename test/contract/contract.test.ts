@@ -25,6 +25,7 @@ import {
 } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 import { until } from '../helpers/until.ts'
+import { makeRule } from '../helpers/workloads.ts'
 
 interface Schema {
   enum?: string[]
@@ -674,6 +675,11 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
   )
   t.ok(cells >= (LONG ? 20 : 6) * Object.keys(CALLED).length, `${cells} cells`)
 
+  // Each deletion of a level ends a rule.
+  const target = { ...place, environment_id: null }
+  for (const slice of [place, target, { ...target, target_id: null }]) {
+    await makeRule(service, o, { slices: [slice] })
+  }
   // Conversely, for each row the required scope alone is enough, and a change records its event.
   for (const [id, row] of Object.entries(CALLED)) {
     if (row.access === 'public') continue
@@ -713,10 +719,12 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
     const changes = !row.at.startsWith('GET ') && !READS.includes(id)
     const plain = row.reveals !== undefined && needed === 'secret:read' && also === undefined
     const declared = published.find(({ operation }) => operation.operationId === id)!.operation['x-audit-events'] ?? []
-    // Deleting a level also ends tokens and roles that are restricted to it. Each records an event in addition to the
-    // level's event. Accepting an invitation to a place also makes a team.
-    const further: unknown[] = id === 'acceptInvitation' ? JOINING.slice(1) : ['api-token.delete', 'team-project.delete']
-    const isEnding = id === 'deleteApiToken' || id === 'removeTeamProject'
+    // Deleting a level also ends tokens, rules and roles that are restricted to it. Each records an event in addition
+    // to the level's event. Accepting an invitation to a place also makes a team.
+    const further: unknown[] = id === 'acceptInvitation'
+      ? JOINING.slice(1)
+      : ['api-token.delete', 'workload.delete', 'team-project.delete']
+    const isEnding = ['deleteApiToken', 'deleteWorkload', 'removeTeamProject'].includes(id)
     const counted = changes && !isEnding ? events.filter((event) => !further.includes(event)) : events
     t.equal(counted.length, declared.length > 0 && !plain ? 1 : 0, `${id} leaves ${events.join()}`)
     if (changes) t.equal(counted.length, 1, `${id} changes something`)
