@@ -165,7 +165,8 @@ function Search ({ organization }: { organization: string }) {
                   )
                 })}
               </ul>
-              {results.meta.client_managed > 0 && <p class='hint'>Projects whose key only your people hold are not searched.</p>}
+              {results.meta.client_managed > 0 &&
+                <p class='hint'>Projects whose key only your people hold are not searched.</p>}
               {results.meta.unreadable > 0 && <p class='hint'>{results.meta.unreadable} documents cannot be read.</p>}
             </div>
           )}

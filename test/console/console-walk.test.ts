@@ -1103,6 +1103,8 @@ t.test('a changed role of the person is in the header without a reload, and a me
   await page.getByLabel(`Role of ${rosa.name}`).selectOption('administrator')
   await button(page, 'Save role').click()
   await header.getByText(`${rosa.name}, Administrator`).waitFor()
+  // The page knows the scopes of this role, too.
+  await page.getByRole('link', { name: 'Usage', exact: true }).waitFor({ state: 'detached' })
   t.equal((await nimbus.call('PATCH', `/organizations/nimbus/members/${rosa.id}`, { role: 'member' })).status, 200)
   await follow(page, 'Tokens')
   await header.getByText(`${rosa.name}, Member`).waitFor()

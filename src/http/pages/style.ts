@@ -47,7 +47,7 @@ legend { float: left; width: 100%; padding: 0 0 var(--space-1); }
 .choices span { min-width: 0; }
 code { font: .9em/1.4 var(--mono); } .choices code, dd code { display: block; } .choices code { color: var(--soft); }
 pre { margin: 0 0 var(--space-4); padding: var(--space-3) var(--space-4); border: 1px solid var(--line); border-radius: var(--round); background: var(--ground); font: var(--text-s)/1.6 var(--mono); white-space: pre-wrap; }
-.actions { display: flex; flex-wrap: wrap; gap: var(--space-3); margin-top: var(--space-5); }
+.actions { display: flex; flex-wrap: wrap; gap: var(--space-3); margin: var(--space-5) 0 var(--space-4); }
 button { flex: 1 0 auto; min-width: 9rem; max-width: 100%; min-height: 2.75rem; padding: var(--space-2) var(--space-4); border: 1px solid var(--edge); border-radius: var(--round); background: var(--paper); color: var(--ink); font: inherit; font-weight: 600; cursor: pointer; }
 button:hover { background: var(--accent-ground); }
 button[hidden] { display: none; }
