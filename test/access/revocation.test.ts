@@ -148,6 +148,7 @@ const isRule = ({ organization_id, id }: RuleRow) => `organization_id = '${organ
 Object.assign(ENDINGS, {
   'a workload whose rule is narrowed': workload((rule) =>
     updateRule(service.database.db, rule, { scopes: ['secret:read'] })),
+  'a workload whose rule is disabled': workload((rule) => updateRule(service.database.db, rule, { enabled: false })),
   'a workload whose rule is deleted': workload((rule) => service.sql(`DELETE FROM workload_rules WHERE ${isRule(rule)}`))
 } satisfies typeof ENDINGS)
 
