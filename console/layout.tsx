@@ -152,7 +152,8 @@ function Search ({ organization }: { organization: string }) {
           </Form>
           {results !== undefined && (
             <div role='status'>
-              {results.found.length === 0 && results.meta.next === null && <Empty>No name contains {results.search}.</Empty>}
+              {results.found.length === 0 && results.meta.next === null &&
+                <Empty>No name contains {results.search}.</Empty>}
               <ul class='list results'>
                 {results.found.map(({ attributes: { name, project, target, environment } }) => {
                   const level = levelOf({ organization, slug: project }, { target, environment })
