@@ -202,10 +202,14 @@ t.test('an assertion may have 16 KiB', async (t) => {
 
 t.test('WI-41 strangers do not see by the duration whether a rule exists', async (t) => {
   const wrong = await stranger.sign()
+  const disabled = await makeRule(service, o, { jwks, enabled: false })
+  const [other, elsewhere] = [await sign({ project: 'apollo' }), await sign({ iss: 'https://other.example' })]
   const kinds: Record<string, () => Parameters> = {
     unknown: () => bearer(wrong, `wl_${o}_1`),
     signature: () => bearer(wrong),
-    malformed: () => bearer('not an assertion')
+    claims: () => bearer(other),
+    issuer: () => bearer(elsewhere),
+    disabled: () => bearer(other, disabled.client_id)
   }
   const times: Record<string, number[]> = {}
   for (let round = 0; round < 60; round++) {

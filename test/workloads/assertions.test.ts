@@ -4,7 +4,7 @@ import { exportJWK, exportPKCS8, exportSPKI, importJWK, type CryptoKey } from 'j
 import t from 'tap'
 import { PRESETS, type Claims } from '../../schemas/workloads.ts'
 import type { AcceptedAssertion, AssertionRule } from '../../src/rules/workloads.ts'
-import { verifyAssertion } from '../../src/workloads/assertions.ts'
+import { verifyAssertion, verifyInVain } from '../../src/workloads/assertions.ts'
 import type { Issuers } from '../../src/workloads/issuers.ts'
 import { AUDIENCE, compact, makeKey, PLATFORM_CLAIMS, signFor, type SigningKey } from '../helpers/issuer.ts'
 
@@ -46,6 +46,16 @@ t.test('RS, PS and ES 256 to 512, EdDSA and Ed25519 are accepted', async (t) => 
     t.equal(await check(await signFor(ISSUER, key), ruleOf({}, key)), 'accepted', alg)
     const { alg: _, use: __, ...bare } = key.jwk
     t.equal(await check(await signFor(ISSUER, key), ruleOf({}, { jwk: bare })), 'accepted', `${alg}, a key without alg`)
+  }
+})
+
+t.test('a verification in vain takes any text, and tells nothing', async (t) => {
+  for (const alg of ['RS256', 'PS512', 'ES256', 'ES384', 'ES512', 'EdDSA', 'Ed25519']) {
+    t.equal(await verifyInVain(await signFor(ISSUER, await makeKey(alg))), undefined, alg)
+  }
+  const [header, payload] = (await own()).split('.')
+  for (const text of ['', 'x', 'a.b.c', `${header}.${payload}.`, `${header}.e30.AA`, await own({}, { kid: 7 })]) {
+    t.equal(await verifyInVain(text), undefined, text)
   }
 })
 

@@ -15,7 +15,7 @@ import { spendAssertion } from '../../repositories/people/workloads.ts'
 import { parseWorkloadId } from '../../rules/formats/ids.ts'
 import { isBeforeRestore } from '../../rules/workload-presets.ts'
 import { isText, type AssertionClaims } from '../../rules/workloads.ts'
-import { verifyAssertion } from '../../workloads/assertions.ts'
+import { verifyAssertion, verifyInVain } from '../../workloads/assertions.ts'
 import { required, type Parameters } from './body.ts'
 import { clientIdOf } from './client.ts'
 import { failOAuth } from './oauth-errors.ts'
@@ -46,6 +46,7 @@ export function createExchange (app: FastifyInstance) {
     if (parameters.has('resource') || audience !== app.issuer()) failOAuth('invalid_target')
     const key = parseWorkloadId(clientIdOf(request, parameters).id)
     const found = key && await waitFor(request, findActiveRule(app.reads, key))
+    if (found === undefined) await verifyInVain(assertion)
     const answer = found && await exchange(request, found, assertion, parameters.get('scope'))
     if (answer === undefined) failOAuth(type === JWT_BEARER ? 'invalid_grant' : 'invalid_request', REFUSED)
     return type === JWT_BEARER ? answer : { ...answer, issued_token_type: ACCESS_TOKEN_TYPE }
@@ -62,7 +63,10 @@ export function createExchange (app: FastifyInstance) {
       return undefined
     }
     // First, so that strangers cause no requests to the issuer of a disabled rule.
-    if (!rule.enabled) return refuse({ check: 'disabled', verified: null })
+    if (!rule.enabled) {
+      await verifyInVain(assertion)
+      return refuse({ check: 'disabled', verified: null })
+    }
     const result = await verifyAssertion(app.issuers, rule, assertion, now)
     if (!result.accepted) return refuse(result)
     const { claims: verified, subject, run, issuedAt, expires } = result
