@@ -137,12 +137,18 @@ t.test('a malformed exchange gets the error of its RFC, which names the paramete
       t.match({ status, body }, { status: 400, body: { error: code, error_description: text } }, `${what}, ${as}`)
     }
   }
-  const twice = await fetch(`${address}/api/oauth/token`, {
-    method: 'POST',
-    body: `${new URLSearchParams(bearer(assertion))}&assertion=x`,
-    headers: { 'content-type': 'application/x-www-form-urlencoded' }
-  })
-  t.match(await twice.json(), { error: 'invalid_request', error_description: 'assertion is repeated' })
+  for (const [more, error, error_description] of [
+    ['assertion=x', 'invalid_request', 'assertion is repeated'],
+    ['resource=x&resource=y', 'invalid_target', /^resource/],
+    [`audience=${service.app.issuer()}&audience=x`, 'invalid_target', /audience/]
+  ] as const) {
+    const twice = await fetch(`${address}/api/oauth/token`, {
+      method: 'POST',
+      body: `${new URLSearchParams(bearer(assertion))}&${more}`,
+      headers: { 'content-type': 'application/x-www-form-urlencoded' }
+    })
+    t.match(await twice.json(), { error, error_description }, more)
+  }
 })
 
 t.test('WI-40 all refusals of an assertion have one text, also for a rule that does not exist', async (t) => {

@@ -4,7 +4,7 @@ import { installForms } from '../../http/pages/pages.ts'
 import { shownParameter } from '../../rules/authorization.ts'
 import { failOAuth } from './oauth-errors.ts'
 
-/** The parameters of a token or revocation request. No parameter is repeated or empty (RFC 6749, 3.2). */
+/** The parameters of a token or revocation request. None is empty, and none but a target repeated (RFC 6749, 3.2). */
 export type Parameters = ReadonlyMap<string, string>
 
 /**
@@ -49,7 +49,7 @@ function parametersOf (pairs: readonly (readonly [string, unknown])[]): Paramete
   const parameters = new Map<string, string>()
   const seen = new Set<string>()
   for (const [name, value] of pairs) {
-    if (seen.has(name)) failOAuth('invalid_request', `${shownParameter(name)} is repeated`)
+    if (seen.has(name) && !SEVERAL.has(name)) failOAuth('invalid_request', `${shownParameter(name)} is repeated`)
     seen.add(name)
     if (typeof value !== 'string') {
       if (KNOWN.has(name)) failOAuth('invalid_request', `${name} must be a string`)
@@ -58,10 +58,13 @@ function parametersOf (pairs: readonly (readonly [string, unknown])[]): Paramete
     if (/[\0\uFFFD]|\p{Surrogate}/u.test(value)) {
       failOAuth('invalid_request', `${shownParameter(name)} contains invalid characters`)
     }
-    if (value !== '') parameters.set(name, value)
+    if (value !== '') parameters.set(name, [parameters.get(name), value].filter(Boolean).join(' '))
   }
   return parameters
 }
+
+// A token exchange may name several targets (RFC 8693, 2.1). Together they are none that the service has.
+const SEVERAL = new Set(['audience', 'resource'])
 
 const KNOWN = new Set([
   'grant_type', 'client_id', 'client_secret', 'code', 'code_verifier', 'redirect_uri', 'refresh_token', 'scope',
