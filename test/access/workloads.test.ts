@@ -57,6 +57,10 @@ t.test('a rule has the fields of its creation, and defaults for the others, in e
       updated_at: data.attributes.created_at
     }
   })
+  t.match(
+    await service.sql(`SELECT audience FROM workload_rules WHERE id = ${data.id}`), [{ audience: service.app.issuer() }],
+    'the audience is stored, so another PUBLIC_URL does not change it'
+  )
   t.strictSame(parseWorkloadId(data.attributes.public_id), { organizationId: owner.organization, id: Number(data.id) })
   const got = await owner.call('GET', `${rulesOf(owner)}/${data.id}`)
   t.strictSame([got.status, got.body.data, got.headers.etag], [200, data, created.headers.etag])

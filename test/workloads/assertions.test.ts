@@ -3,7 +3,8 @@ import { createHash, createHmac, createPrivateKey, generateKeyPairSync, sign } f
 import { exportJWK, exportPKCS8, exportSPKI, importJWK, type CryptoKey } from 'jose'
 import t from 'tap'
 import { PRESETS, type Claims } from '../../schemas/workloads.ts'
-import type { AcceptedAssertion, AssertionRule } from '../../src/rules/workloads.ts'
+import { PRESET_RULES } from '../../src/rules/workload-presets.ts'
+import { claimsFor, type AcceptedAssertion, type AssertionRule } from '../../src/rules/workloads.ts'
 import { verifyAssertion, verifyInVain } from '../../src/workloads/assertions.ts'
 import type { Issuers } from '../../src/workloads/issuers.ts'
 import { AUDIENCE, compact, makeKey, PLATFORM_CLAIMS, signFor, type SigningKey } from '../helpers/issuer.ts'
@@ -318,7 +319,7 @@ t.test('Kubernetes: the nested claim is read by its path, and no claim at the to
   ]) t.equal(await check(await own(token), ruleOf({ preset: 'kubernetes', claims })), 'claims', JSON.stringify(token))
 })
 
-t.test('a token of each platform has its subject and its run', async (t) => {
+t.test('a token of each platform has the ids that its preset demands, its subject and its run', async (t) => {
   const runs: Record<string, string | null> = {
     'github-actions': '8912345678',
     gitlab: '302',
@@ -334,6 +335,12 @@ t.test('a token of each platform has its subject and its run', async (t) => {
     const claims = PLATFORM_CLAIMS[preset]
     const result = await accepted(await own(claims), ruleOf({ preset, claims: { sub: claims.sub } }))
     t.same([result.subject, result.run], [claims.sub, runs[preset]], preset)
+    for (const id of PRESET_RULES[preset].ids) {
+      const value = claimsFor(preset, claims)[id] as string
+      t.ok(value, `${preset} has ${id}`)
+      t.equal(await check(await own(claims), ruleOf({ preset, claims: { [id]: value } })), 'accepted', `${preset} ${id}`)
+      t.equal(await check(await own(claims), ruleOf({ preset, claims: { [id]: `${value}0` } })), 'claims', `${preset} ${id}`)
+    }
     t.equal((await accepted(await own(claims))).run, null, 'without a preset')
     t.equal((await accepted(await own(), ruleOf({ preset }))).run, null, 'without the claim')
   }

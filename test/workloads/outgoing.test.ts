@@ -186,3 +186,20 @@ t.test('an organization has a number of requests at a time, and others do not wa
   waiting[0]!()
   t.equal(await queued, 'done')
 })
+
+t.test('a host gets a number of requests of an organization at a time, and other hosts do not wait for it', async (t) => {
+  const [slow, other] = [await startIssuer(t), await startIssuer(t)]
+  const waiting: (() => void)[] = []
+  slow.answers = (_path, response) => { waiting.push(() => response.end('done')) }
+  other.answers = (_path, response) => { response.end('done') }
+  const env = { ...slow.env, OUTGOING_ALLOW: `${slow.host},${other.host}` }
+  const client = clientOf(env, { concurrency: [{}, {}, { running: 1, waiting: 0 }] })
+  const first = client.get('one', slow.issuer)
+  await until(() => waiting.length === 1)
+  await t.rejects(client.get('one', slow.issuer), WorkOverloaded)
+  t.equal(await client.get('one', other.issuer), 'done', 'another host')
+  const second = client.get('two', slow.issuer)
+  await until(() => waiting.length === 2)
+  waiting.forEach((answer) => answer())
+  t.same(await Promise.all([first, second]), ['done', 'done'], 'another organization')
+})
