@@ -322,6 +322,8 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client overwrite no write that 
     }
     const secrets = [...documents.values()].map(({ id, content, key_version, etag }) =>
       ({ id, content: sealBlob(fresh.dataKey, open(content, key_version)), etag }))
+    // So that the first rotation surely meets a write that it has not seen.
+    if (attempt === 0) await write(levels.at(-1)!, 'VALUE=unseen', '1')
     const operation = await operate(
       through, levels[0]!, 'rotate', 'POST', '/orbit/secrets/rotate-client-keys',
       { secrets, ...triple(fresh), history_policy: 'keep' }
