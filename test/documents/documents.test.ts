@@ -135,6 +135,23 @@ t.test('yaml: a tag of the core schema gives its type to what YAML 1.2 can write
   }
 })
 
+t.test('yaml: a tab in the place of the indentation of a text is refused when the document is stored', async (t) => {
+  for (const [text, line, column] of [
+    ['P:\n  K: |\n  \t\n  B: x\n', 3, 3], ['P:\r\n  K: >- # c\r\n\r\n  \t\r\n  B: x\r\n', 4, 3], ['P:\n  - |\n  \t# c\n', 3, 3],
+    ['\ufeffA: 1\nP:\n  K: &a !!str |+\n\n  \t# c\n  B: x\n', 5, 3], ['P:\n  ? a\n  : |\n  \t\n  B: x\n', 4, 3]
+  ] as const) {
+    const { error, refusal } = checkDocument('yaml', text)
+    t.same(error, undefined, 'a stored document is read as before')
+    t.same(refusal, { line, column, reason: 'tab' }, JSON.stringify(text))
+  }
+  for (const text of [
+    'K: |\n  \tx\n', 'K: |\n \tx\n', 'P:\n- |\n \tx\n', 'K: |1\n \tx\n', 'P:\n  K: |1\n   \tx\n', 'K: |\n  x\n  \ty\n', 'K: "x\n \ty"\n',
+    'K: x\n\t\n', 'K: |\n# c\nB:\n\t# d\n'
+  ]) {
+    t.same(checkDocument('yaml', text), { warnings: {} }, JSON.stringify(text))
+  }
+})
+
 t.test('yaml: a quote that is not closed is refused at its place, also with an escaped quote at its end', async (t) => {
   for (const [text, line, column] of [
     ['A: 1\nB: "x\nC: 2\n', 2, 4], ['A: 1\r\nB: \'x\r\nC: 2\r\n', 2, 4], ['A: "', 1, 4], ["A: '", 1, 4], ['A: "x\\"', 1, 4],

@@ -220,6 +220,20 @@ t.test('yaml: a text over a number that JSON cannot spell is written, also in a 
   }
 })
 
+t.test('yaml: a comment below a removed member is no line of the block scalar above', async (t) => {
+  for (const [text, patch, expected] of [
+    ['P:\n  A: |-\n    x\n  K: 1\n      # c\n  # d\n  B: 2\n', '{"P":{"K":null}}', 'P:\n  A: |-\n    x\n  # c\n  # d\n  B: 2\n'],
+    ['P:\n A: >+\n   x\n K: [1]\n   \t \t# c\n B:', '{"P":{"K":null}}', 'P:\n A: >+\n   x\n # c\n B:'],
+    ['P:\n  A: >+\n    x\n  K: 1\n\t\n# c\n', '{"P":{"K":null}}', 'P:\n  A: >+\n    x\n# c\n'],
+    ['P:\r\n  Q:\r\n    A: |\r\n      x\r\n    K: 1\r\n\r\n      # c\r\nZ: 1\r\n', '{"P":{"Q":{"K":null,"NEW":"z"}}}',
+      'P:\r\n  Q:\r\n    NEW: z\r\n    A: |\r\n      x\r\n\r\n    # c\r\nZ: 1\r\n'],
+    ['P:\n  A: |\n    x\n  K: 1\n  # c\n  B: 2\n', '{"P":{"K":null}}', 'P:\n  A: |\n    x\n  # c\n  B: 2\n']
+  ] as const) {
+    const result = patched('yaml', text, patch)
+    t.equal('text' in result ? result.text : result.refused, expected, text)
+  }
+})
+
 t.test('yaml: a merge patch is refused only if it changes a value that a remaining alias gives', async (t) => {
   const text = 'a:\n  b: &b fast\n  m: &m {x: 1, y: 2}\n  z: 3\nc: *b\nd: [*m]\n'
   for (const patch of ['{"a": {"b": "x"}}', '{"a": {"b": null}}', '{"a": {"m": {"x": 2}}}', '{"a": {"m": 1}}', '{"a": 1}', '{"a": null}']) {

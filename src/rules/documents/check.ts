@@ -3,7 +3,7 @@ import { emptyEntries, type DocumentFormat, type NamedFormat } from './entries.t
 import { envDifferences, isRefused, type Difference } from './env-dialect.ts'
 import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from './env.ts'
 import { describeError, documentError, positionAfter, withoutMark, type DocumentError } from './read.ts'
-import { unclosedQuote } from './yaml.ts'
+import { tabAsIndentation, unclosedQuote } from './yaml.ts'
 
 /** The fields of a response that say where other readers give other values. */
 export interface Warnings { warnings?: DocumentWarning[], warnings_more?: number }
@@ -38,13 +38,15 @@ export function checkDocument (format: DocumentFormat, text: string): DocumentCh
 }
 
 // What the package `yaml` reads and other readers refuse or read differently: a carriage return alone, which is a part
-// of the line here and its end there, and a quote that is not closed.
+// of the line here and its end there, a quote that is not closed, and a tab as indentation.
 function checkYaml (text: string): DocumentCheck {
   const source = withoutMark(text)
+  const refuse = (offset: number, reason: 'quote_not_closed' | 'tab') =>
+    ({ refusal: { ...positionAfter(source.slice(0, offset)), reason }, warnings: {} })
   const quote = unclosedQuote(source)
-  if (quote !== undefined) {
-    return { refusal: { ...positionAfter(source.slice(0, quote)), reason: 'quote_not_closed' }, warnings: {} }
-  }
+  if (quote !== undefined) return refuse(quote, 'quote_not_closed')
+  const tab = tabAsIndentation(source)
+  if (tab !== undefined) return refuse(tab, 'tab')
   const offset = source.search(/\r(?!\n)/)
   if (offset === -1) return { warnings: {} }
   const reason = 'carriage_return'

@@ -218,6 +218,31 @@ export function unclosedQuote (text: string): number | undefined {
   return undefined
 }
 
+/**
+ * The position of a tab that takes the place of the indentation of a text with `|` or `>`. The package takes such a
+ * line as the text, and can then read the names below as names of an outer mapping. Other readers take the text as
+ * empty, or refuse the document.
+ */
+export function tabAsIndentation (text: string): number | undefined {
+  if (!/^ *\t/m.test(text)) return undefined
+  let found: number | undefined
+  for (const token of new Parser().parse(text)) {
+    if (token.type === 'document') CST.visit(token, ({ key, value }) => { found ??= tabIn(key) ?? tabIn(value) })
+  }
+  return found
+}
+
+function tabIn (token: CST.Token | null | undefined): number | undefined {
+  if (token?.type !== 'block-scalar') return undefined
+  const props = token.props as CST.SourceToken[]
+  const { offset, source } = props.at(-1)!
+  const [, blankLines = '', spaces] = /^((?: *\r?\n)*)( *)\t/.exec(token.source) ?? []
+  const isContent = spaces === undefined || spaces.length > token.indent
+  return isContent || props.some(({ source }) => /^[|>].?[1-9]/.test(source))
+    ? undefined
+    : offset + source.length + blankLines.length + spaces.length
+}
+
 // Lexemes that are not in the text: they announce a document, a scalar, or the end of a flow collection.
 const CONTROLS = new Set<string>([CST.DOCUMENT, CST.FLOW_END, CST.SCALAR])
 

@@ -58,8 +58,9 @@ function objectSplices (
   function addition (values: [name: string, json: string][]): Splice {
     const last = members.at(-1)
     if (last === undefined) {
-      const lines = values.map(([name, json]) => `${lineEnd()}${INDENTATION}${member(name, json, ': ')}`)
-      const end = isMultiline(text.slice(open + 1, close)) ? '' : lineEnd()
+      const before = lineEnd()
+      const lines = values.map(([name, json]) => `${before}${INDENTATION}${member(name, json, ': ')}`)
+      const end = isMultiline(text.slice(open + 1, close)) ? '' : before
       return { from: open + 1, to: open + 1, text: lines.join(',') + end }
     }
     const colon = text.slice(last.nameTo, last.value.from)

@@ -76,7 +76,7 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
     const patch = added.get(member.name)
     if (patch === undefined) continue
     added.delete(member.name)
-    splices.push(...changeValue(source, member, patch, quoted))
+    splices.push(...changeValue(source, member, patch, attempt))
   }
   const items = members.map(({ item }) => item)
   const isRemoved = members.map(({ name }) => removed.has(name))
@@ -85,18 +85,11 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
     return spliced(text, [...splices, ...changeFlow(text, token, isRemoved, pairs, lineEnd)])
   }
   const indentation = ' '.repeat(token?.indent ?? 0)
-  let block: CST.BlockScalar | undefined
-  for (const [index, item] of items.entries()) {
-    if (isRemoved[index]) {
-      const removed = lines(text, item)
-      splices.push(removed)
-      if (attempt === 0 || block === undefined) splices.push(...withoutTabs(text, removed.to))
-      else {
-        const below = linesBelow(text, removed.to, block, indentation, attempt > 1)
-        splices.push(below)
-        if (below.text.includes('#')) block = undefined
-      }
-    } else block = lastBlockScalar(item)
+  splices.push(...removals(text, items, isRemoved, indentation, attempt))
+  const last = items.at(-1)
+  if (attempt > 0 && added.size > 0 && last !== undefined) {
+    const tabs = withoutTabs(text, restOfLine(text, itemEnd(last) ?? text.length))
+    splices.push(...tabs.filter(({ from }) => splices.every((splice) => splice.from !== from)))
   }
   const end = found.end ?? text.length
   // Without a pair, a tag of the mapping would become the tag of an empty scalar, and readers of YAML 1.1 refuse a line
@@ -200,6 +193,24 @@ function lines (text: string, item: Item): Splice {
 
 const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*(?:#[^\r\n]*|$))?/y
 
+/** Removes pairs of a block mapping. `attempt`: as in `edit`. */
+function removals (
+  text: string, items: readonly Item[], isRemoved: readonly boolean[], indentation: string, attempt: number
+): Splice[] {
+  let block: CST.BlockScalar | undefined
+  return items.flatMap((item, index) => {
+    if (!isRemoved[index]) {
+      block = lastBlockScalar(item)
+      return []
+    }
+    const removed = lines(text, item)
+    if (attempt === 0 || block === undefined) return [removed, ...withoutTabs(text, removed.to)]
+    const below = linesBelow(text, removed.to, block, indentation, attempt > 1)
+    if (below.text.includes('#')) block = undefined
+    return [removed, below]
+  })
+}
+
 /**
  * The blank lines and comments below a pair that is changed or removed, without tabs in their indentation: libyaml and
  * yaml.v3 of Go read such a tab below a plain value, and refuse it below other values.
@@ -207,9 +218,11 @@ const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*(?:#[^\r\n]*|$))?/y
 function withoutTabs (text: string, from: number): Splice[] {
   const to = endOfMatch(LINES_BELOW, text, from)
   const below = text.slice(from, to)
-  const changed = below.replace(/^( *)\t[ \t]*(?=#|\r?$)/gm, '$1')
+  const changed = untabbed(below)
   return changed === below ? [] : [{ from, to, text: changed }]
 }
+
+const untabbed = (lines: string): string => lines.replace(/^( *)\t[ \t]*(?=#|\r?$)/gm, '$1')
 
 /**
  * The lines below a removed pair. Outdents the first comment if it would become a line of the block scalar above the
@@ -220,8 +233,8 @@ function linesBelow (
 ): Splice {
   const to = endOfMatch(LINES_BELOW, text, from)
   const indent = blockIndent(block) ?? block.indent + 1
-  const below = text.slice(from, to).replace(/^( *)\t*(?=#)/m, (before, spaces: string) =>
-    spaces.length < indent ? before : indentation)
+  const below = untabbed(text.slice(from, to)).replace(/^ *(?=#)/m, (spaces) =>
+    spaces.length < indent ? spaces : indentation)
   const blanks = /^(?:[ \t]*\r?\n)*(?:[ \t]+$)?/.exec(below)?.[0] ?? ''
   const isKept = blockHeader(block).includes('+') || /[ \t]/.test(blanks)
   return { from, to, text: isTight && isKept ? below.slice(blanks.length) : below }
@@ -236,7 +249,8 @@ function restOfLine (text: string, at: number) {
 }
 
 /** Gives the value of a pair a patch. The pairs of a mapping that the patch does not name stay as they are. */
-function changeValue (source: Source, { item, node }: Member, patch: PatchValue, quoted: boolean): Splice[] {
+function changeValue (source: Source, { item, node }: Member, patch: PatchValue, attempt: number): Splice[] {
+  const quoted = attempt > 2
   // Members are merged into the mapping that an alias refers to, which replaces the alias.
   const before = 'members' in patch && isAlias(node.value) ? source.found.typedOf!(node.value) : undefined
   const replaced = () => [
@@ -253,20 +267,18 @@ function changeValue (source: Source, { item, node }: Member, patch: PatchValue,
   const added = new Map([...patch.members].filter((change): change is [string, PatchValue] => change[1] !== null))
   const splices = members.flatMap((member) => {
     const change = added.get(member.name)
-    return added.delete(member.name) ? changeValue(nested, member, change!, quoted) : []
+    return added.delete(member.name) ? changeValue(nested, member, change!, attempt) : []
   })
   if (token.type === 'flow-collection') {
     const pairs = pairsOf(added, flowStyle(members.map(({ item }) => item), quoted), ' ')
     return [...splices, ...changeFlow(source.text, token, isRemoved, pairs, source.lineEnd)]
   }
-  const without = (item: Item) => {
-    const removed = lines(source.text, item)
-    return [removed, ...withoutTabs(source.text, removed.to)]
-  }
-  const between = source.lineEnd + ' '.repeat(token.indent)
+  const indentation = ' '.repeat(token.indent)
+  const between = source.lineEnd + indentation
   const at = itemStart(firstKept.item)
   const pairs = pairsOf(added, quoted ? 'double' : 'plain', between).map((pair) => ({ from: at, to: at, text: pair + between }))
-  return [...splices, ...members.flatMap(({ item }, i) => isRemoved[i] ? without(item) : []), ...pairs]
+  const items = members.map(({ item }) => item)
+  return [...splices, ...removals(source.text, items, isRemoved, indentation, attempt), ...pairs]
 }
 
 /** Replaces the value of a pair by a JSON value. The anchor and the comments around the value stay. */
