@@ -353,10 +353,10 @@ t.test('yaml: no tab indents a line below a changed or removed value, for other 
     ['a: 1\n\t\n', { b: '2' }, [], "a: 1\n\t\nb: '2'\n", 'lines above a new name stay'],
     ['a: |+\n  x\nb: 1\n \t\nc: 2\n', {}, ['b'], 'a: |+\n  x\nc: 2\n'],
     ['a: |\n  x\nb: 1\n   \t \t# c\nd: 2\n', {}, ['b'], 'a: |\n  x\n# c\nd: 2\n', 'a tab among the blanks'],
-    ['a: |\n  x\nb: 1\n   \t \t# c\nd: 2\n', { a: 'no' }, ['b'], 'a: "no"\n# c\nd: 2\n'],
+    ['a: |\n  x\nb: 1\n   \t \t# c\nd: 2\n', { a: 'no' }, ['b'], 'a: |-\n  no\n# c\nd: 2\n'],
     ['a: x\nb:\n\t\n# c\n', { d: '2' }, [], "a: x\nb:\n\n# c\nd: '2'\n", 'a tab that would indent the new name'],
-    ['a: x\r\nb: \r\n \t# c\r\n', { d: '2' }, [], "a: x\r\nb: \r\n # c\r\nd: '2'\r\n"],
-    ['a: x\nb:\n \t\n', { b: 'y', d: '2' }, [], "a: x\nb: y\n \nd: '2'\n"]
+    ['a: x\r\nb: \r\n \t# c\r\n', { d: '2' }, [], "a: x\r\nb: \r\n \t# c\r\nd: '2'\r\n", 'other lines stay'],
+    ['a: x\nb:\n \t\n', { b: 'y', d: '2' }, [], "a: x\nb: 'y'\n \nd: '2'\n"]
   ])
 })
 
