@@ -80,7 +80,7 @@ export async function exchange (
     return (await oauth.processGenericTokenEndpointResponse(server, { client_id }, response)).access_token
   } catch (error) {
     if (!(error instanceof oauth.ResponseBodyError)) throw awayOf(url, error)
-    throw new Failure(`${url} refused the token of the platform: ${plain(error.error_description ?? error.error)} The audit of the organization has the check that failed.`)
+    throw new Failure(`${url} refused the token of the platform: ${plain(error.error_description ?? error.error)}. The audit of the organization has the check that failed.`)
   }
 }
 

@@ -2,7 +2,7 @@
 import { createPublicKey, generateKeyPairSync } from 'node:crypto'
 import t, { type Test } from 'tap'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
-import { MAX_WORKLOADS, PRESETS, WORKLOAD_SCOPES } from '../../schemas/workloads.ts'
+import { FAILED_CHECKS, MAX_WORKLOADS, PRESETS, WORKLOAD_SCOPES } from '../../schemas/workloads.ts'
 import { authorityOf } from '../../src/db/database.ts'
 import { parseWorkloadId } from '../../src/rules/formats/ids.ts'
 import { PRESET_RULES } from '../../src/rules/workload-presets.ts'
@@ -88,6 +88,12 @@ t.test('the example of the page is a rule', async (t) => {
   const { status, body, text } = await owner.call('POST', rulesOf(owner), JSON.parse(example))
   t.equal(status, 201, text)
   t.match(body.data.attributes, { single_use: true, max_assertion_age: 3600, restrictions: [{ inherited: true }] })
+})
+
+t.test('the page explains each check', (t) => {
+  const named = readDoc('docs/workloads.md').table('| `check` |').flatMap(([names = '']) => names.split(', '))
+  t.strictSame(named.sort(), [...FAILED_CHECKS].sort())
+  t.end()
 })
 
 t.test('lists are sorted, filtered and paged, newest first by default', async (t) => {

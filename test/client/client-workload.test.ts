@@ -74,10 +74,13 @@ t.test('in GitHub Actions the client asks for a token with the address of the se
   const env = { ACTIONS_ID_TOKEN_REQUEST_URL: `${url}/token?api-version=2.0`, ACTIONS_ID_TOKEN_REQUEST_TOKEN: 'of-the-job' }
   t.match(await run(['run', PLACE, '--', 'sh', '-c', 'echo $A'], { env }), { code: 0, stdout: 'live\n' })
   t.match(await run(['get', 'A', PLACE], { env }), { code: 0, stdout: 'live' }, 'each command gets a token of its own')
-  t.strictSame(requests.map(({ url, headers }) => [url, headers.authorization]), Array(2).fill(
+  const variables = variablesIn((await run(['run', PLACE, '--', 'env', '-0'], { env })).bytes)
+  t.match(Object.fromEntries(variables), env, 'other tools need these')
+  t.notOk(variables.has('STRONGROOM_WORKLOAD'))
+  t.strictSame(requests.map(({ url, headers }) => [url, headers.authorization]), Array(3).fill(
     [`/token?api-version=2.0&audience=${encodeURIComponent(address)}`, 'Bearer of-the-job']))
   t.match(await run(['run', PLACE, '--', 'true'], { env: { ...env, STRONGROOM_AUDIENCE: 'other' } }), { code: 125 })
-  t.match(requests[2]!.url, /audience=other$/)
+  t.match(requests[3]!.url, /audience=other$/)
 })
 
 t.test('the token of the job goes only to an https address or to this machine, and to no other address', async (t) => {
@@ -101,7 +104,7 @@ t.test('a refused token ends the command before the program starts, and is not s
   const started = () => run(['run', PLACE, '--', 'echo', 'started'], { env: { STRONGROOM_ID_TOKEN: token } })
   t.match(await started(), { code: 0 })
   const again = await started()
-  t.match(again, { code: 125, stdout: '', stderr: /^strongroom: [^\n]*refused the token of the platform[^\n]*\n$/ }, 'it was used')
+  t.match(again, { code: 125, stdout: '', stderr: /^strongroom: [^\n]*refused the token of the platform: the assertion is not accepted for this client_id\. The audit[^\n]*\.\n$/ }, 'it was used')
   t.notOk(again.stderr.includes(token))
   await call('PATCH', `/organizations/${organization}/workloads/${id}`, { enabled: false })
   const other = await sign()
@@ -162,10 +165,11 @@ t.test('whoami and doctor name the rule and its end', async (t) => {
 const here = (text: string) => text.replaceAll('https://strongroom.example', address)
 
 t.test('the recipe of GitHub Actions starts its program', async (t) => {
-  const { public_id, sign, env: home, folder } = await workload(t, { claims: { repository_id: '4711' } })
+  const { claims } = JSON.parse(page.allBlocks[0]!)
+  const { public_id, sign, env: home, folder } = await workload(t, { claims })
   const job = parse(here(page.blocks('yaml', 'Use a rule')[0]!))
   t.equal(job.permissions['id-token'], 'write')
-  const { url } = await gitHub(t, ({ aud }) => sign({ aud, repository_id: '4711' }))
+  const { url } = await gitHub(t, ({ aud }) => sign({ aud, repository_id: '4711', environment: job.environment }))
   const gives = { ACTIONS_ID_TOKEN_REQUEST_URL: url, ACTIONS_ID_TOKEN_REQUEST_TOKEN: 'x' }
   const env = { ...home, ...job.env, STRONGROOM_WORKLOAD: public_id, ...gives }
   await runSteps(t, job.steps.flatMap(({ run }: { run?: string }) => run ?? []), env, folder)
