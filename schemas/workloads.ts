@@ -71,7 +71,8 @@ const CLUSTER = {
 const Claims = Type.Unsafe<Claims>(Type.Object({}, {
   title: 'WorkloadClaims',
   description: 'claims at the top level of the token: the exact value, or a list of values. `true` and `"true"` ' +
-    'differ. Only `ref` can end in `/*`, for all values that begin with the text before the `*`',
+    'differ. Only `ref` can end in `/*`, for all values that begin with the text before the `*`. ' +
+    'With the preset `kubernetes`, `kubernetes.io/…` is a member of the nested claim `kubernetes.io`',
   additionalProperties: ClaimValues,
   minProperties: 1,
   maxProperties: CLAIM_LIMITS.claims,
