@@ -119,11 +119,11 @@ export const hasNameHistory = ({ isClient, format }: Project): boolean => !isCli
 const CHANGES: Record<Schemas['NameChange']['attributes']['change'], string> = { added: 'Added', changed: 'Changed', removed: 'Removed' }
 
 /** The changes of a name at a level: who, when, what changed, and a restore of an earlier value. */
-export function NameHistory ({ level, project, name }: At & { name: string }) {
+export function NameHistory ({ level, project, name, done = () => {} }: At & { name: string, done?: () => void }) {
   const [pages, setPages] = useState(1)
   const source = `history ${levelPath(level)} ${name}`
   useEffect(() => () => conceal(source), [source])
-  const { apply, view } = useChange(level, project, () => {})
+  const { apply, view } = useChange(level, project, done)
   const loaded = useLoad(async () => {
     const list: Schemas['NameChange'][] = []
     const counts = { unreadable: 0, missing: 0 }
@@ -223,7 +223,7 @@ export function CellDialog ({ project, columns, column: first, rows, name, cell,
         {name !== undefined && hasNameHistory(project) && <Act name='name.history' at={level} more={{ 'aria-expanded': isTraced }} run={() => setTraced(!isTraced)} />}
         <To to={{ page: 'level', ...level }}>Open the level {titleOf(level)}</To>
       </div>
-      {name !== undefined && isTraced && <NameHistory level={level} project={project} name={name} />}
+      {name !== undefined && isTraced && <NameHistory level={level} project={project} name={name} done={close} />}
     </Dialog>
   )
 }

@@ -108,10 +108,12 @@ export function Tabs () {
       shownProject.value?.levels.some(({ level, target }) => level === 'target' && can(['environment:create'], { project, target: target! }))]
   ] as const
   useEffect(showCurrent)
+  const shown = tabs.filter(([, , isShown]) => isShown)
+  if (shown.length < 2) return null
   return (
     <nav aria-label='Project' class='tabs'>
       <ul>
-        {tabs.filter(([, , isShown]) => isShown).map(([name, text]) => (
+        {shown.map(([name, text]) => (
           <li key={name}><To to={{ ...at, page: name }} current={page === name}>{text}</To></li>
         ))}
       </ul>

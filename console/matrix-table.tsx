@@ -10,6 +10,7 @@ import { shownName } from './values.ts'
 
 export type Filter = 'all' | 'missing' | 'different'
 const FILTERS: Record<Filter, string> = { all: 'All names', missing: 'Missing in an environment', different: 'Different values' }
+const KINDS: Record<Filter, string> = { all: '', missing: ' that is missing', different: ' with different values' }
 
 /** The columns in which a name is missing: environments, or all levels of a project without environments. */
 function missingIn (columns: readonly Column[], { cells }: Row): Column[] {
@@ -44,7 +45,7 @@ export function MatrixTable ({ project, columns, rows, ask, more }: Grid & {
   const show = (filter: Filter) => {
     setFilter(filter)
     const first = columns.indexOf(groups.lacking[0]!)
-    if (filter === 'missing' && first >= 0) setChosen(first)
+    if (filter === 'missing' && first >= 0 && !groups.lacking.includes(columns[chosen]!)) setChosen(first)
     ask?.(filter, text)
     grid.reset()
   }
@@ -77,7 +78,7 @@ export function MatrixTable ({ project, columns, rows, ask, more }: Grid & {
           <Field label='Only names that contain' name='filter' type='search' isCompact onInput={(text) => { setText(text); grid.reset() }} />
           {ask !== undefined && <button type='submit' data-action='matrix.search'>Search all names</button>}
         </form>
-        <fieldset class='segments'>
+        <fieldset class='segments' hidden={columns.length === 1}>
           <legend class='hidden'>Show</legend>
           {(Object.keys(FILTERS) as Filter[]).map((one) => (
             <Check key={one} type='radio' name='kind' value={one} label={ask === undefined ? `${FILTERS[one]} (${groups[one].length})` : FILTERS[one]} checked={filter === one} onChange={() => show(one)} />
@@ -89,7 +90,7 @@ export function MatrixTable ({ project, columns, rows, ask, more }: Grid & {
       {lacking.length > 0 && <p>Names are missing in: {lacking.map((column) => titles[columns.indexOf(column)]).join(', ')}.</p>}
       {more !== undefined && <p class='hint'>{more}</p>}
       {found.length === 0
-        ? <Empty>{rows.length === 0 ? 'No level has a name yet. Add one, or open a level to import a file.' : text !== '' ? 'No name contains this text.' : filter === 'missing' ? 'No name is missing.' : 'No name has different values.'}</Empty>
+        ? <Empty>{rows.length === 0 ? 'No level has a name yet. Add one, or open a level to import a file.' : text !== '' ? `No name${KINDS[filter]} contains this text.` : filter === 'missing' ? 'No name is missing.' : 'No name has different values.'}</Empty>
         : (
           <div class={`scroll matrix${isList ? ' narrow' : ''}`} role='region' aria-label='Names and levels' {...grid.region}>
             <table role='grid' aria-rowcount={found.length + 1}>
@@ -108,7 +109,7 @@ export function MatrixTable ({ project, columns, rows, ask, more }: Grid & {
             </table>
           </div>
           )}
-      <ul class='legend'>
+      <ul class='legend' hidden={columns.length === 1}>
         {(['set', 'inherited', 'overrides', 'missing'] as const).map((state) => <li key={state}><i class={`sign ${state}`} />{LEGEND[state]}</li>)}
         <li><b>A B</b> cells of a name with the same letter have the same value</li>
       </ul>

@@ -34,23 +34,24 @@ async function projectsOf (organization: string): Promise<Option[]> {
 
 /**
  * Fields for a project and a level of it: `project`, and `level` with the slugs of the target and the environment.
- * `inherits`: also a field for the values from the levels above.
+ * `inherits`: also a field for the values from the levels above, if there are some, or always.
  */
 export function PartPicker ({ organization, none, label = 'Project', inherits = false }: {
-  organization: string, none: string, label?: string, inherits?: boolean
+  organization: string, none: string, label?: string, inherits?: boolean | 'always'
 }) {
   const [project, setProject] = useState('')
+  const [level, setLevel] = useState('')
   return (
     <Load from={() => projectsOf(organization)}>
       {(found) => (
         <>
-          <Field label={label} name='project' options={[['', none], ...found]} onInput={setProject} />
-          {project !== '' && <LevelField key={project} organization={organization} project={project} />}
-          {project !== '' && inherits && (
+          <Field label={label} name='project' options={[['', none], ...found]} onInput={(chosen) => { setProject(chosen); setLevel('') }} />
+          {project !== '' && <LevelField key={project} organization={organization} project={project} choose={setLevel} />}
+          {project !== '' && (level !== '' || inherits === 'always') && inherits && (
             <Field
               label='Values from the levels above' name='inherited' value='true'
               options={[['true', 'Included where the levels are merged'], ['', 'Left out']]}
-              hint='A program in an environment usually also needs the values of its target and of the project. They appear in merged reads alone, not as documents or versions. For the whole project, this has no effect.'
+              hint='A program in an environment usually also needs the values of its target and of the project. They appear in merged reads alone, not as documents or versions.'
             />
           )}
         </>
@@ -62,7 +63,7 @@ export function PartPicker ({ organization, none, label = 'Project', inherits = 
 /** A level below its project as the value of a field. */
 export const levelValue = ({ target, environment }: Level): string => [target, environment].filter(Boolean).join('/')
 
-function LevelField ({ organization, project }: { organization: string, project: string }) {
+function LevelField ({ organization, project, choose }: Level & { choose: (level: string) => void }) {
   const load = async () => {
     const found: Column[] = []
     for await (const column of columnsOf({ organization, project })) found.push(column)
@@ -72,7 +73,7 @@ function LevelField ({ organization, project }: { organization: string, project:
     <Load from={load}>
       {(found) => (
         <Field
-          label='Part of the project' name='level'
+          label='Part of the project' name='level' onInput={choose}
           options={found.map((column) => [
             levelValue(levelOf({ organization, slug: project }, column)),
             column.level === 'project' ? 'The whole project' : column.level === 'target' ? column.name : `${column.target_name} / ${column.name}`

@@ -184,13 +184,15 @@ export const Check = ({ label, name, value = 'on', checked = false, required = f
   </label>
 )
 
-/** A modal window over the page. Escape closes it, and the focus goes back to the button that opened it. */
+/** A modal window over the page. A field gets the focus if it is first. Escape gives the focus back to the button. */
 export function Dialog ({ title, close, children }: { title: string, close: () => void, children: ComponentChildren }) {
   const dialog = useRef<HTMLDialogElement>(null)
   const id = useId()
   useEffect(() => {
     const before = document.activeElement as HTMLElement | null
     dialog.current?.showModal()
+    const first = dialog.current?.querySelector<HTMLElement>('.title ~ * :is(input:not([type=hidden]), select, textarea, button)')
+    if (first?.matches(':not(button)')) first.focus()
     return () => before?.focus()
   }, [])
   return (
@@ -342,8 +344,7 @@ export function List<T> ({ of, children, empty }: {
 /** A part of a page with its heading; with `of`, for people who may do this. */
 export const Section = ({ title, children, of, at }: {
   title: string, children: ComponentChildren, of?: Action, at?: Partial<Place>
-}) =>
-  of !== undefined && !may(of, at) ? null : <section><h2>{title}</h2>{children}</section>
+}) => of !== undefined && !may(of, at) ? null : <section><h2>{title}</h2>{children}</section>
 
 export const Head = ({ title, children }: { title: ComponentChildren, children?: ComponentChildren }) =>
   <div class='head'><h1>{title}</h1>{children}</div>
@@ -360,20 +361,20 @@ export const Missing = ({ what, back, to }: { what: string, back: string, to: Pa
 type Cells = readonly [key: string, ...cells: ComponentChildren[]]
 
 /**
- * A table in a region that scrolls, so that nothing is cut on a phone. A row has a key and its cells. The cell with the
- * index `heading` names the row for a screen reader. Without rows, `empty` says what to do.
+ * A table in a region that scrolls; on a phone, a block for each row. A row has a key and its cells. The cell with the
+ * index `heading` names the row. Without rows, `empty` says what to do.
  */
 export function Table ({ label, head, rows, heading = 0, empty = '' }: {
   label: string, head: readonly string[], rows: readonly Cells[], heading?: number, empty?: string
 }) {
   if (rows.length === 0) return <Empty>{empty}</Empty>
   return (
-    <div class='scroll' role='region' aria-label={label} tabIndex={0}>
+    <div class='scroll rows' role='region' aria-label={label} tabIndex={0}>
       <table>
         <thead><tr>{head.map((text) => <th key={text} scope='col'>{text}</th>)}</tr></thead>
         <tbody>
           {rows.map(([key, ...cells]) => (
-            <tr key={key}>{cells.map((cell, i) => i === heading ? <th key={i} scope='row'>{cell}</th> : <td key={i}>{cell}</td>)}</tr>
+            <tr key={key}>{cells.map((cell, i) => i === heading ? <th key={i} scope='row'>{cell}</th> : <td key={i} data-label={head[i]}>{cell}</td>)}</tr>
           ))}
         </tbody>
       </table>

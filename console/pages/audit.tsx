@@ -75,7 +75,7 @@ function Filters ({ organization, found }: {
   return (
     <div class='row'>
       <Show of={actors}>
-        {(options) => <Field label='Who' name='actor' options={[['', 'Every person, token and workload'], ...options, ['operator', 'The operator'], ['system', 'The service itself']]} />}
+        {(options) => <Field label='Who' name='actor' options={[['', 'Anyone'], ...options, ['operator', 'The operator'], ['system', 'The service itself']]} />}
       </Show>
       <Field label='What' name='action' options={[['', 'Everything'], ...[...names].sort().map((name) => [name, name] as const)]} />
       <Field label='When' name='hours' options={PERIODS} onInput={setHours} />
@@ -151,8 +151,8 @@ function whereIn ({ details, resource: { type, id } }: Event['attributes'], name
 /** What else is known of an event: each part wraps as a whole. */
 function Details ({ event: { details, resource, ip } }: { event: Event['attributes'] }) {
   const parts: (readonly [name: string, value: unknown])[] = [
-    ...Object.entries(details ?? {}).filter(([name]) => !OF_PLACE.has(name)).map(([name, value]) => [name.replaceAll('_', ' '), value] as const),
-    ...resource.id === null ? [] : [[resource.type.replace(/[-_]/g, ' '), resource.id] as const],
+    ...Object.entries(details ?? {}).filter(([name, value]) => !OF_PLACE.has(name) && value !== null).map(([name, value]) => [name.replaceAll('_', ' '), value] as const),
+    ...resource.id === null || details?.[`${resource.type}_id`] === resource.id ? [] : [[resource.type.replace(/[-_]/g, ' '), resource.id] as const],
     ...ip === null ? [] : [['from', ip] as const]
   ]
   return <ul class='events'>{parts.map(([name, value], i) => <li key={i}><span>{name}</span> {String(value)}</li>)}</ul>

@@ -182,7 +182,7 @@ function Team ({ organization, id, name, reload }: Record<'organization' | 'id' 
             ])}
           />
           <Form name='team-project.set' run={setProject}>
-            <PartPicker organization={organization} none='Choose one' inherits />
+            <PartPicker organization={organization} none='Choose one' inherits='always' />
             <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLE_OPTIONS} />
             <Field label='Production' name='except_status' options={[['', 'Included'], ['production', 'Without environments in production']]} />
           </Form>

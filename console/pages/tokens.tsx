@@ -61,7 +61,7 @@ export function TokensPage ({ organization }: { organization: string }) {
         )}
       </List>
       <Section title='Applications'>
-        <p>Applications act for a person, such as the command line tool, not for an organization. So each person sees the own ones on <a href={`${BASE.pathname}account`}>the account page</a>, with their permissions, and ends their access there.</p>
+        <p>Applications act for a person, such as the command line tool, not for an organization. Everyone sees their own on <a href={`${BASE.pathname}account`}>the account page</a>, with its permissions, and can end its access there.</p>
       </Section>
     </>
   )

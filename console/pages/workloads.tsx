@@ -162,7 +162,7 @@ function RuleForm ({ name, organization, before, save, close }: {
       <Field label='Name of the rule' name='name' required value={before?.name} />
       <Field label='Description, if you like' name='description' value={before?.description ?? ''} />
       <Field label='Platform' name='preset' value={preset} options={PRESET_OPTIONS} onInput={choose} />
-      <Field label='Issuer' name='issuer' required value={before?.issuer} hint={`The “iss” of its tokens, an https URL${platform === undefined ? '' : `: ${platform.issuer}`}.`} />
+      <Field key={preset} label='Issuer' name='issuer' required value={before?.issuer ?? /^https:[^ ,]+(?=,| for |$)/.exec(platform?.issuer ?? '')?.[0]} hint={`The “iss” of its tokens, an https URL${platform === undefined ? '' : `: ${platform.issuer}`}.`} />
       <ClaimFields {...{ preset, rows, change }} add={() => setRows([...rows, { name: '', kind: 'text', value: '' }])} />
       <fieldset>
         <legend>What may it do?</legend>

@@ -2,7 +2,7 @@
 import type { Browser, Page } from 'playwright-core'
 import t, { type Test } from 'tap'
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
-import { button, look, said, unfold, visitConsole, type Visit } from '../helpers/console-window.ts'
+import { button, follow, look, said, unfold, visitConsole, type Visit } from '../helpers/console-window.ts'
 import { makePerson, type Person } from '../helpers/people.ts'
 import { until } from '../helpers/until.ts'
 
@@ -308,8 +308,58 @@ t.test('people are a table with search; a removal and a lower role list their to
   await button(page, 'Save role').click()
   await said(page, `${ben.name} is Developer now.`)
   await page.getByRole('dialog').waitFor({ state: 'detached' })
-  t.match((await rowsOf(page, 'Members')).join('\n'), new RegExp(`${ben.email}\\s+Developer`))
+  const changed = new RegExp(`${ben.email}\\s+Developer`)
+  await until(async () => changed.test((await rowsOf(page, 'Members')).join('\n')))
   await button(page, new RegExp(`^Access ${ben.name}`)).click()
   await page.getByRole('dialog').getByText('In every project, as Developer').waitFor()
   await look(t, page, 'the access of a member')
+})
+
+t.test('on a phone a page opens at its top, and each row of a list is a block', { skip }, async (t) => {
+  const { page, url, rosa } = await visitConsole(t, browser, 390)
+  await page.goto(`${url}/console/nimbus`)
+  await signIn(page, rosa)
+  await page.getByRole('heading', { name: 'Nimbus', level: 1 }).waitFor()
+  await follow(page, 'People')
+  await page.getByRole('region', { name: 'Members', exact: true }).waitFor()
+  t.equal(await page.evaluate('scrollY'), 0)
+  const [isWhole, label, isAddressBelow] = await page.evaluate(`(() => {
+    const region = document.querySelector('.rows')
+    const [heading, address] = region.querySelectorAll('tbody th, tbody td')
+    return [
+      region.scrollWidth <= region.clientWidth, getComputedStyle(address, '::before').content,
+      address.getBoundingClientRect().top >= heading.getBoundingClientRect().bottom
+    ]
+  })()`) as [boolean, string, boolean]
+  t.strictSame([isWhole, label, isAddressBelow], [true, '"Address"', true])
+})
+
+t.test('a search has the focus, a filter says what it seeks, and a restore shows its undo', { skip }, async (t) => {
+  const { page, url, rosa, nimbus } = await visitConsole(t, browser, 390)
+  await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })
+  await nimbus.call('POST', '/nimbus/shop/targets', { name: 'Backend' })
+  for (const plaintext of ['A=1', 'A=2']) await nimbus.call('POST', '/nimbus/secrets/store', { project: 'shop', plaintext })
+  await nimbus.call('POST', '/nimbus/secrets/store', { project: 'shop', target: 'backend', plaintext: 'B=1' })
+  await page.goto(`${url}/console/nimbus/shop`)
+  await signIn(page, rosa)
+  await page.getByLabel(/^Missing in an environment/).check()
+  await page.getByLabel('Only names that contain').fill('a')
+  await page.getByText('No name that is missing contains this text.').waitFor()
+  await page.getByLabel(/^All names/).check()
+  await page.getByLabel('Level', { exact: true }).selectOption({ index: 0 })
+  await button(page, /^Set A in/).click()
+  const dialog = page.getByRole('dialog')
+  t.equal(await page.evaluate('document.activeElement.title'), 'Close', 'no keyboard covers a value that is there')
+  await button(dialog, 'History').click()
+  await button(dialog, /^Restore value/).click()
+  await said(page, /^Restored A in/)
+  await dialog.waitFor({ state: 'detached' })
+  await button(page, 'Undo').click()
+  await said(page, /^Undone/)
+  await page.locator('h1').click()
+  await page.keyboard.press('/')
+  await dialog.waitFor()
+  await page.keyboard.type('b')
+  await page.keyboard.press('Enter')
+  await dialog.getByRole('link').first().waitFor()
 })

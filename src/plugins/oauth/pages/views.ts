@@ -328,7 +328,7 @@ ${heldOf(cookie, 'invitations', invitations.rows.map(({ id, organization, invite
 ${pagesOf('invitations', invitations)}`}
 <h2>Organizations</h2>
 ${heldOf(cookie, 'organizations', memberships.map(({ id, name, role }) => ({
-    id, title: name, text: html`You are ${ROLE_NAMES[role]}`
+    id, title: name, text: html`Your role: ${ROLE_NAMES[role]}`
   })), { leave: 'Leave' }, 'get')}
 <h2>Where you are signed in</h2>
 ${heldOf(cookie, 'sessions', sessions.rows.map(({ token_hash, created_at, seen_at, network, ...program }) => ({
