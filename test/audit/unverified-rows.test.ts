@@ -187,7 +187,8 @@ function changesOf (column: PgColumn & { length?: number }, now: unknown): Chang
     const another = enumValues.find((one) => one !== now)!
     word(`"${another}"`, `'${another}'`)
   } else if (length === 26) unique(ULID())
-  else unique(`zq${changes}`.slice(0, length))
+  // With a blank, which no random text (a nonce, a token) contains.
+  else unique(`zq ${changes}`.slice(0, length))
   if (!notNull && now !== null) word(`"${name}":null`, 'NULL')
   return found
 }
