@@ -90,13 +90,13 @@ export async function findService (options: Options, file: FileSettings | undefi
   }
   if (file?.url !== undefined) {
     const url = serviceUrl(file.url, `The url in ${file.path}`, options)
-    return { url, source: file.path, credential: loginFor(url, hasToken() ? ` ${HIDDEN}` : '') }
+    return { url, source: file.path, credential: loginFor(url, hasToken() ? ` ${ONLY_TO_NAMED_URL}` : '') }
   }
   const logins = listLogins()
   const [login] = logins
   if (login === undefined) throw new Failure('No service is known. Run `strongroom login URL`, or set STRONGROOM_URL and STRONGROOM_TOKEN.')
   if (logins.length > 1) throw new Failure(`There are several logins: choose one with --url. They are for ${logins.map(({ url }) => url).join(', ')}.`)
-  if (hasToken()) throw new Failure(`No address is set: set STRONGROOM_URL or --url to the service of the token. ${HIDDEN}`)
+  if (hasToken()) throw new Failure(`No address is set: set STRONGROOM_URL or --url to the service of the token. ${ONLY_TO_NAMED_URL}`)
   return { url: serviceUrl(login.url, 'The login', options), source: 'the only login', credential: { kind: 'login', login } }
 }
 
@@ -113,7 +113,7 @@ function loginFor (url: string, more = ''): Credential {
   return { kind: 'login', login }
 }
 
-const HIDDEN = 'STRONGROOM_TOKEN is sent only to the address in STRONGROOM_URL or --url, and so is the token of a platform.'
+const ONLY_TO_NAMED_URL = 'STRONGROOM_TOKEN is sent only to the address in STRONGROOM_URL or --url, and so is the token of a platform.'
 const hasToken = (): boolean => ['STRONGROOM_TOKEN', 'STRONGROOM_TOKEN_FILE', 'STRONGROOM_WORKLOAD'].some((name) => (process.env[name] ?? '') !== '')
 
 function credentialOf (): Credential | undefined {

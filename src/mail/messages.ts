@@ -1,4 +1,4 @@
-import type { NamedInviter } from '../rules/formats/phrases.ts'
+import { pathOfSlugs, type NamedInviter } from '../rules/formats/phrases.ts'
 
 export interface Message { subject: string, text: string }
 
@@ -91,7 +91,7 @@ export function membershipInvitation (
 ): Message {
   const there = place == null
     ? ''
-    : `, with the role ${spoken(place.role)} in ${[place.project, place.target, place.environment].filter(Boolean).join('/')}`
+    : `, with the role ${spoken(place.role)} in ${pathOfSlugs(place)}`
   return {
     subject: `An invitation to ${named('an organization', organization, '')} on Strongroom`,
     text: `Hello,

@@ -24,6 +24,7 @@ import { listLeftTokens } from '../repositories/people/tokens.ts'
 import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
 import { listRulesOf } from '../repositories/people/workloads.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
+import { pathOfSlugs } from '../rules/formats/phrases.ts'
 import { numberedSlugs, slugFrom, withSuffix } from '../rules/formats/slugs.ts'
 import { mayInvite, powersOfRole, type Powers } from '../rules/roles.ts'
 import { isWholeProject, restrictionOf, textOf } from '../rules/slices.ts'
@@ -97,9 +98,8 @@ async function joinTeamOfPlace (
   const made: AuditEvent[] = []
   if (found === undefined) {
     if (await countTeams(db, organization_id) >= TEAM_LIMITS.teams) return []
-    const { project, target, environment, inherited } = restriction
-    const path = [project, target, environment].filter((one) => one !== undefined).join('/')
-    const name = `${path}${inherited ? ' with inherited' : ''}: ${role.replace('_', ' ')}`
+    const { project, inherited } = restriction
+    const name = `${pathOfSlugs(restriction)}${inherited ? ' with inherited' : ''}: ${role.replace('_', ' ')}`
     const slugs = numberedSlugs(slugFrom(name, 'team'), 'team')
     const taken = await listTakenSlugs(db, { organization_id, team: true }, slugs)
     const slug = slugs.find((one) => !taken.has(one)) ?? withSuffix(slugs[0]!, team_id.toLowerCase())

@@ -347,7 +347,7 @@ t.test('restore-to parses each document in a turn of its own, so other requests 
     readDocument('yaml', slow(n))
     return performance.now() - began
   }))
-  // A turn in which a document is parsed takes at least half of the time of the fastest parse here, or nearly so.
+  // The time of a parse, measured here, tells the turns in which a document is parsed from the other ones.
   const state = { longTurns: 0, isOver: false }
   const watch = async () => {
     for (let last = performance.now(); !state.isOver; last = performance.now()) {

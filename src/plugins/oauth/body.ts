@@ -4,7 +4,10 @@ import { installForms } from '../../http/pages/pages.ts'
 import { shownParameter } from '../../rules/authorization.ts'
 import { failOAuth } from './oauth-errors.ts'
 
-/** The parameters of a token or revocation request. None is empty, and none but a target repeated (RFC 6749, 3.2). */
+/**
+ * The parameters of a token or revocation request, none of which is empty. Only targets may be repeated (RFC 6749, 3.2;
+ * RFC 8693, 2.1): their values are then one text, with blanks between.
+ */
 export type Parameters = ReadonlyMap<string, string>
 
 /**
@@ -63,7 +66,7 @@ function parametersOf (pairs: readonly (readonly [string, unknown])[]): Paramete
   return parameters
 }
 
-// A token exchange may name several targets (RFC 8693, 2.1). Together they are none that the service has.
+// A token exchange may name several targets. The service has a single one, so it refuses their joined text.
 const SEVERAL = new Set(['audience', 'resource'])
 
 const KNOWN = new Set([

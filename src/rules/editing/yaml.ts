@@ -89,6 +89,7 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
   const last = items.at(-1)
   if (attempt > 0 && added.size > 0 && last !== undefined) {
     const tabs = withoutTabs(text, restOfLine(text, itemEnd(last) ?? text.length))
+    // The lines below a last pair that is changed or removed have their splice already.
     splices.push(...tabs.filter(({ from }) => splices.every((splice) => splice.from !== from)))
   }
   const end = found.end ?? text.length

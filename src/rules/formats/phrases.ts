@@ -26,6 +26,11 @@ export function didYouMean (choices: readonly string[], value: unknown): string 
 /** A count with its noun in singular or plural: `1 version`, `2 versions`. */
 export const counted = (number: number, noun: string): string => `${number} ${noun}${number === 1 ? '' : 's'}`
 
+/** The slugs of a level as a path: `shop/backend/live`. */
+export const pathOfSlugs = (
+  { project, target, environment }: { project: string, target?: string, environment?: string }, separator = '/'
+): string => [project, target, environment].filter((slug) => slug !== undefined).join(separator)
+
 export interface NamedInviter { type: 'user' | 'api_token', name: string }
 
 /** The inviter as a phrase: the user's name, `the API token NAME`, or `the operator` for null. */

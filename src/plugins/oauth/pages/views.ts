@@ -10,7 +10,7 @@ import type { Session, SessionClient } from '../../../repositories/people/sessio
 import type { OwnToken } from '../../../repositories/people/tokens.ts'
 import type { Membership, User } from '../../../repositories/people/users.ts'
 import { html, type Html } from '../../../rules/formats/html.ts'
-import { counted, inviterOf } from '../../../rules/formats/phrases.ts'
+import { counted, inviterOf, pathOfSlugs } from '../../../rules/formats/phrases.ts'
 import { describeUserAgent } from '../../../rules/formats/user-agents.ts'
 import type { HeldPage } from '../../../rules/pagination.ts'
 import { grantsEverything, readsOnly } from '../../../rules/roles.ts'
@@ -601,7 +601,7 @@ const ROLE_NAMES: Record<Role, string> = {
 const rolesOf = ({ role, place, place_role }: Pick<Shown<OwnInvitation>, 'role' | 'place' | 'place_role'>): string =>
   ROLE_NAMES[role] + (place === null || place_role === null
     ? ''
-    : `, with the role ${ROLE_NAMES[place_role]} in ${[place.project, place.target, place.environment].filter(Boolean).join(' / ')}`)
+    : `, with the role ${ROLE_NAMES[place_role]} in ${pathOfSlugs(place, ' / ')}`)
 
 const organizationsOf = (memberships: readonly Membership[], none: string): Html => memberships.length === 0
   ? html`<dd>${none}</dd>`
