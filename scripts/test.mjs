@@ -30,6 +30,7 @@ const onServer = server && {
   env: { TEST_DATABASE_URL: server.url, ...citus && { TEST_CITUS_NODES: server.nodes.map(({ url }) => url).join() } }
 }
 const places = [onServer, { name: 'embedded database', env: {} }]
+const failures = []
 const totals = { pass: 0, fail: 0, cpu: 0, isWhole: server !== undefined || quick || process.env.CI !== 'true' }
 // Many files wait, so there are more processes than cores. Fault tests measure recovery times: two processes at most.
 const processes = faults ? 2 : Math.max(2, availableParallelism()) + 2
@@ -43,7 +44,8 @@ await Promise.all([...alone, ...Array(processes).fill(together)].map(async (list
 }))
 for (const file of files.filter(isLast)) for (const on of places) if (runsOn(file, on)) await runFiles([file], on)
 await server?.close()
-console.log(`The files took ${totals.cpu.toFixed(0)} s of CPU time\n${totals.pass} passed, ${totals.fail} failed`)
+console.log(['', ...failures, `The files took ${totals.cpu.toFixed(0)} s of CPU time`].join('\n'))
+console.log(`${totals.pass} passed, ${totals.fail} failed`)
 process.exit(totals.isWhole && totals.fail === 0 ? 0 : 1)
 
 function readHead (name) {
@@ -105,16 +107,16 @@ async function runFiles (files, on) {
 }
 
 async function runFile (child, ended, { id, seconds }, on) {
-  const timeout = (timeLimit + 8 * seconds) * 1000
   const received = new Promise((resolve) => {
     // tap sends messages too.
     child.removeAllListeners('message').on('message', (result) => { if (result.path === id) resolve(result) })
   })
   // If the process has ended, that is the result.
-  child.send({ path: id, timeout }, () => {})
+  child.send({ path: id, timeout: (timeLimit + 8 * seconds) * 1000 }, () => {})
   const result = await Promise.race([received, ended.then((code) =>
-    ({ pass: 0, fail: 1, seconds: 0, cpu: 0, notes: [], failures: [`The process ended with ${code}`] }))])
+    ({ pass: 0, fail: 1, seconds: 0, cpu: 0, notes: [], failures: [`${id}: the process ended with ${code}`] }))])
   for (const figure of ['pass', 'fail', 'cpu']) totals[figure] += result[figure]
+  failures.push(...result.failures)
   const times = `${result.seconds.toFixed(1)} s, CPU ${result.cpu.toFixed(1)} s`
   const head = `${result.fail === 0 ? '✓' : '✗'} ${id} (${on.name}, ${times})`
   console.log([head, ...faults ? result.notes : [], ...result.failures].join('\n'))
