@@ -1,5 +1,6 @@
 /** The same requests to two services in turns: another database, or another build. */
 import { randomBytes } from 'node:crypto'
+import { pathToFileURL } from 'node:url'
 import { total, type Outcome, type Request, type startLoad } from './load.ts'
 import { startService } from './processes.ts'
 import { fillProjects, fillTenants, makeTenants, type Tenant } from './seed.ts'
@@ -32,7 +33,9 @@ export interface PlaceRow {
 /** Starts a service on an empty database and fills the database. `cli`: the command of another build. */
 export async function preparePlace (dir: string, database: Record<string, string>, cli?: string): Promise<Place> {
   const env = { ...database, MASTER_KEY: `bench:${randomBytes(32).toString('base64')}` }
-  const tenants = await makeTenants(env, TENANTS)
+  // Each build makes the tables of its own version.
+  const seed = cli && await import(new URL('../bench/seed.js', pathToFileURL(cli)).href) as typeof import('./seed.ts')
+  const tenants = await (seed ? seed.makeTenants : makeTenants)(env, TENANTS)
   const service = await startService(dir, env, cli)
   const versions = await fillTenants(service.url, tenants)
   await fillProjects(service.url, tenants[1]!, 'listed', PROJECTS)
