@@ -1,3 +1,4 @@
+import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
 import { IntegrityError, openAtRest, sealAtRest } from '../../crypto/at-rest.ts'
 import { deriveKey, makeEtag } from '../../crypto/primitives.ts'
@@ -65,15 +66,29 @@ export const sealVersion = (
 
 const ETAG_SALT = Buffer.from('strongroom etag')
 
-const etagKeys = new WeakMap<KeyObject, KeyObject>()
+interface Etags { key: KeyObject, made: LRUCache<string, string> }
+
+// Maximum characters in the ETag cache of one organization.
+const MAX_CACHED_CHARACTERS = 64 * 1024
+const etagsOf = new WeakMap<KeyObject, Etags>()
 
 /** A strong ETag for document revisions and response parameters. A keyed hash, so that the ETag reveals neither. */
 export function etagOf (
   storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]
 ): string {
-  let key = etagKeys.get(storageKey)
-  if (key === undefined) etagKeys.set(storageKey, key = deriveKey(storageKey, ETAG_SALT, 'etag'))
-  return makeEtag(key, ...secrets.flatMap(({ id, revision }) => [id, revision]), ...shape)
+  let etags = etagsOf.get(storageKey)
+  if (etags === undefined) {
+    etags = {
+      key: deriveKey(storageKey, ETAG_SALT, 'etag'),
+      made: new LRUCache({ maxSize: MAX_CACHED_CHARACTERS, sizeCalculation: (_etag, name) => name.length + 200 })
+    }
+    etagsOf.set(storageKey, etags)
+  }
+  const fields = [...secrets.flatMap(({ id, revision }) => [id, revision]), ...shape]
+  const name = JSON.stringify(fields)
+  let etag = etags.made.get(name)
+  if (etag === undefined) etags.made.set(name, etag = makeEtag(etags.key, ...fields))
+  return etag
 }
 
 /** The decoded size of a blob in bytes. */
