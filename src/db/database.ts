@@ -32,7 +32,7 @@ export {
   TamperedRow, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog
 } from './rows/authority.ts'
 export { isKeyOf, isOneOf, isOneOfOrganization, lookUp, rowsOf } from './rows/lists.ts'
-export { prepared, preparedSql, withMoments, type Raw, type Value } from './postgres/prepared.ts'
+export { prepared, preparedSql, type Raw, type Value } from './postgres/prepared.ts'
 export { tlsOf } from './postgres/tls.ts'
 export { UrlError } from './postgres/url.ts'
 

@@ -83,7 +83,3 @@ const toText = (value: unknown) => value instanceof Date ? value.toISOString() :
 
 /** A row as `preparedSql` returns it: timestamps are text. */
 export type Raw<T> = { [K in keyof T]: T[K] extends Date ? string : T[K] }
-
-/** The row with its timestamps as Dates. */
-export const withMoments = <T extends { created_at: string, updated_at: string }>(row: T) =>
-  Object.assign(row, { created_at: new Date(row.created_at), updated_at: new Date(row.updated_at) })

@@ -8,7 +8,7 @@ import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
   isAuthentic, isOneOf, lookUp, macOf, preparedSql, requireAuthentic, updateAuthentic, tampered, type Authenticated,
-  withMoments, type Db, type Raw, type Value
+  type Db, type Raw, type Value
 } from '../../db/database.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
@@ -36,13 +36,18 @@ const itsLast = sql`${itsCounts} ${lastVersionOfProject}`
 type Row = Raw<typeof projects.$inferSelect> &
   Pick<ProjectAttributes, 'secret_count' | 'environment_count' | 'target_count'>
 
-// Not `joined`, and without object spread, which would take most of the time for a row.
+// Not `joined`, and without object spread or Object.assign, which would take most of the time for a row.
 function toAttributes (db: Db, row: Row): ProjectAttributes {
   requireAuthentic(db, 'projects', row)
-  const { id: ulid, secret_count, environment_count, target_count } = row
-  return Object.assign(shownOf('projects', withMoments(row)), {
-    ulid, secret_count, environment_count, target_count, has_secrets: secret_count > 0
-  })
+  const shown = shownOf('projects', row as never) as ProjectAttributes
+  shown.created_at = new Date(row.created_at)
+  shown.updated_at = new Date(row.updated_at)
+  shown.ulid = row.id
+  shown.secret_count = row.secret_count
+  shown.environment_count = row.environment_count
+  shown.target_count = row.target_count
+  shown.has_secrets = row.secret_count > 0
+  return shown
 }
 
 type ListedRow = Row & LastChangeFound
