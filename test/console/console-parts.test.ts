@@ -3,6 +3,7 @@ import type { Browser, Page } from 'playwright-core'
 import t from 'tap'
 import { accessibilityProblems, launch, openWindow, signIn, skip } from '../helpers/browser.ts'
 import { button, cell, confirm, follow, look, said, visitConsole } from '../helpers/console-window.ts'
+import { sample } from '../helpers/long.ts'
 import { makePerson } from '../helpers/people.ts'
 import { until } from '../helpers/until.ts'
 
@@ -14,7 +15,7 @@ t.teardown(async () => browser?.close())
 
 const summaries = async (page: Page) => page.locator('main').getByRole('button').allInnerTexts()
 
-for (const width of [390, 1280]) {
+for (const width of sample([390, 1280], 2)) {
   t.test(`at ${width} pixels a colleague is invited to one environment, finds a missing name, sets it and undoes`, { skip }, async (t) => {
     const { service, url, nimbus, rosa, page } = await visitConsole(t, browser, width)
     const ada = await makePerson(service, {})

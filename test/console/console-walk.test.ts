@@ -10,6 +10,7 @@ import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
 import { load, operationsOfConsole } from '../helpers/console.ts'
 import { button, cell, confirm, follow, look, openMenu, said, SIZES, unfold, visitConsole, type Visit } from '../helpers/console-window.ts'
 import { walkWorkloads } from '../helpers/console-workloads.ts'
+import { sample } from '../helpers/long.ts'
 import { giveSecondFactor, makePerson, type Person } from '../helpers/people.ts'
 import { until } from '../helpers/until.ts'
 
@@ -52,7 +53,7 @@ async function isInWindow (element: Locator, width: number): Promise<boolean> {
 /** The value of a time field, which has no time zone. */
 const local = (time: number) => new Date(time - new Date(time).getTimezoneOffset() * 60_000).toISOString().slice(0, 23)
 
-for (const width of SIZES) {
+for (const width of sample(SIZES, 2)) {
   t.test(`a person's first hour at ${width} pixels: every console action and operation, accessible pages`, {
     skip
   }, async (t) => {

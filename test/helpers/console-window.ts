@@ -3,6 +3,7 @@ import type { Test } from 'tap'
 import { startIsolatedApp, type Caller, type TestApp } from './app.ts'
 import { accessibilityProblems, openWindow } from './browser.ts'
 import { operationsOfConsole } from './console.ts'
+import { byTurns } from './long.ts'
 import { makePerson, type Person } from './people.ts'
 import { patiently } from './traffic.ts'
 
@@ -58,19 +59,23 @@ export async function visitConsole (
   return { service, url, nimbus, rosa, ...window, actions, operations }
 }
 
-export const SIZES = [360, 1280] as const
+export const SIZES = [1280, 360] as const
 
-/** Asserts that the page is accessible and as wide as the window: at 360 and 1,280 pixels, light and dark. */
+const LOOKS = [[360, 'light'], [360, 'dark'], [1280, 'dark'], [1280, 'light']] as const
+let looks = 0
+
+/**
+ * Asserts that the page is accessible and as wide as the window: at 360 and 1,280 pixels, one in light and one in dark,
+ * by turns; in the proofs, both in both.
+ */
 export async function look (t: Test, page: Page, what: string) {
   const size = page.viewportSize()!
-  for (const width of SIZES) {
+  for (const [width, colorScheme] of byTurns(LOOKS, looks++, 2)) {
     await page.setViewportSize({ width, height: 800 })
-    for (const colorScheme of ['light', 'dark'] as const) {
-      await page.emulateMedia({ colorScheme })
-      const where = `${what}, ${width} pixels, ${colorScheme}`
-      t.strictSame(await accessibilityProblems(page), [], `${where}: axe`)
-      t.equal(await page.evaluate('document.documentElement.scrollWidth'), width, `${where}: nothing is wider`)
-    }
+    await page.emulateMedia({ colorScheme })
+    const where = `${what}, ${width} pixels, ${colorScheme}`
+    t.strictSame(await accessibilityProblems(page), [], `${where}: axe`)
+    t.equal(await page.evaluate('document.documentElement.scrollWidth'), width, `${where}: nothing is wider`)
   }
   await page.emulateMedia({ colorScheme: 'light' })
   await page.setViewportSize(size)
