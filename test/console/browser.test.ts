@@ -204,7 +204,10 @@ t.test('Swagger UI: who has just started it explores the first organization with
 
   const link = await window.context.newPage()
   await link.goto(`${url}/docs#/secrets/storeSecrets`)
-  await link.locator('.opblock.is-open').waitFor()
+  await link.locator('.opblock.is-open').waitFor().catch(async (error: unknown) => {
+    const sections = await link.locator('.opblock-tag-section').count()
+    throw new Error(`${link.url()}: ${sections} groups, ${await link.locator('body').innerText()}`, { cause: error })
+  })
   t.equal(await link.locator('.opblock.is-open').getAttribute('id'), 'operations-secrets-storeSecrets', 'a deep link')
   t.strictSame(window.wrongs, [])
   t.strictSame(elsewhere(window, url), [])
