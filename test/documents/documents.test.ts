@@ -152,6 +152,23 @@ t.test('yaml: a tab in the place of the indentation of a text is refused when th
   }
 })
 
+t.test('yaml: a value without a colon after `? NAME` is refused when the document is stored', async (t) => {
+  for (const [text, line, column] of [
+    ['? A\n- x\nB: y\n', 2, 1], ['? "" x\nB: y\n', 1, 6], ['? A\r\n# c\r\n x\r\nB: y\r\n', 3, 2], ["? 'a'b\n", 1, 6],
+    ['\ufeffP:\n  ? A\n  - |\n   x\n', 3, 3], ['P:\n- ? A\n  # c\n  - &a x\n', 4, 3], ['A: 1\n? B\n-\n', 3, 1]
+  ] as const) {
+    const { error, refusal } = checkDocument('yaml', text)
+    t.same(error, undefined, 'a stored document is read as before')
+    t.same(refusal, { line, column, reason: 'syntax' }, JSON.stringify(text))
+  }
+  for (const text of [
+    '? A\n: - x\n', '? A\n:\n- x\n', '? A\n? B\n', '? A\n\n# c\n', '? - a\n  - b\n', 'A: {? b, ? c : d}\n', 'A: what ? x\n',
+    '? A\n  b\n: c\n', '?\n  A\n:\n  x: y\n'
+  ]) {
+    t.equal(checkDocument('yaml', text).refusal, undefined, JSON.stringify(text))
+  }
+})
+
 t.test('yaml: a quote that is not closed is refused at its place, also with an escaped quote at its end', async (t) => {
   for (const [text, line, column] of [
     ['A: 1\nB: "x\nC: 2\n', 2, 4], ['A: 1\r\nB: \'x\r\nC: 2\r\n', 2, 4], ['A: "', 1, 4], ["A: '", 1, 4], ['A: "x\\"', 1, 4],

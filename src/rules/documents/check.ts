@@ -3,7 +3,7 @@ import { emptyEntries, type DocumentFormat, type NamedFormat } from './entries.t
 import { envDifferences, isRefused, type Difference } from './env-dialect.ts'
 import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from './env.ts'
 import { describeError, documentError, positionAfter, withoutMark, type DocumentError } from './read.ts'
-import { tabAsIndentation, unclosedQuote } from './yaml.ts'
+import { tabAsIndentation, unclosedQuote, valueWithoutColon } from './yaml.ts'
 
 /** The fields of a response that say where other readers give other values. */
 export interface Warnings { warnings?: DocumentWarning[], warnings_more?: number }
@@ -38,13 +38,15 @@ export function checkDocument (format: DocumentFormat, text: string): DocumentCh
 }
 
 // What the package `yaml` reads and other readers refuse or read differently: a carriage return alone, which is a part
-// of the line here and its end there, a quote that is not closed, and a tab as indentation.
+// of the line here and its end there, a quote that is not closed, a value without a colon, and a tab as indentation.
 function checkYaml (text: string): DocumentCheck {
   const source = withoutMark(text)
-  const refuse = (offset: number, reason: 'quote_not_closed' | 'tab') =>
+  const refuse = (offset: number, reason: 'quote_not_closed' | 'tab' | 'syntax') =>
     ({ refusal: { ...positionAfter(source.slice(0, offset)), reason }, warnings: {} })
   const quote = unclosedQuote(source)
   if (quote !== undefined) return refuse(quote, 'quote_not_closed')
+  const value = valueWithoutColon(source)
+  if (value !== undefined) return refuse(value, 'syntax')
   const tab = tabAsIndentation(source)
   if (tab !== undefined) return refuse(tab, 'tab')
   const offset = source.search(/\r(?!\n)/)

@@ -243,6 +243,26 @@ function tabIn (token: CST.Token | null | undefined): number | undefined {
     : offset + source.length + blankLines.length + spaces.length
 }
 
+/**
+ * The position of a value that follows a name with `?` without a colon. The package leaves such a value out, and other
+ * readers refuse the document.
+ */
+export function valueWithoutColon (text: string): number | undefined {
+  if (!/(?:^|[ \t])\?(?:\s|$)/m.test(text)) return undefined
+  let found: number | undefined
+  for (const token of new Parser().parse(text)) {
+    if (token.type === 'document') {
+      CST.visit(token, ({ sep, value }) => {
+        const isWritten = value && !('source' in value && value.source === '')
+        if (!isWritten || !sep?.every(({ type }) => type !== 'map-value-ind')) return undefined
+        found ??= value.offset
+        return CST.visit.BREAK
+      })
+    }
+  }
+  return found
+}
+
 // Lexemes that are not in the text: they announce a document, a scalar, or the end of a flow collection.
 const CONTROLS = new Set<string>([CST.DOCUMENT, CST.FLOW_END, CST.SCALAR])
 
