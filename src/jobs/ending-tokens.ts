@@ -50,10 +50,13 @@ export function createEndingTokenMailer (
       reservations.push(reservation)
     }
     const isWhole = reservations.length === owners.length
-    if (!isWhole || !await takeAnnouncement(db, token)) {
-      for (const reservation of reservations) reservation.release()
-      return isWhole
+    let isTaken = false
+    try {
+      isTaken = isWhole && await takeAnnouncement(db, token)
+    } finally {
+      if (!isTaken) for (const reservation of reservations) reservation.release()
     }
+    if (!isTaken) return isWhole
     let failures = 0
     // A further mail would be the second one to each owner whose mail was accepted.
     const onFailure = async () => {

@@ -221,3 +221,24 @@ t.test('an owner whose mail was sent gets no second one, if the mail to another 
   await until(async () => about().length >= 3)
   t.strictSame(about(), [`${owner.email} All`, `${owner.email} One`, `${second.email} All`].sort())
 })
+
+t.test('a run that fails leaves no place of the mail queue in use, and the next run sends the mails', async (t) => {
+  const { owner, second, make, about } = await mailed()
+  const id = await make('Deploy', 10)
+  const { app, logs } = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${mail.port}` })
+  await app.listen({ host: '127.0.0.1', port: 0 })
+  const failures = () => logs.filter((line) => line.includes('mails about ending tokens failed')).length
+  await service.sql(`ALTER TABLE api_tokens ADD CONSTRAINT refused CHECK (id <> ${id} OR announced_end IS NULL)`)
+  const allow = () => service.sql('ALTER TABLE api_tokens DROP CONSTRAINT IF EXISTS refused')
+  t.teardown(allow)
+  for (const failed of [1, 2]) {
+    app.endingTokens.wake()
+    await until(async () => failures() >= failed)
+    t.equal(app.outbox.load().waiting, 0)
+  }
+  t.strictSame(about(), [])
+  await allow()
+  app.endingTokens.wake()
+  await until(async () => about().length >= 2)
+  t.strictSame(about(), [owner, second].map(({ email }) => `${email} Deploy`).sort())
+})
