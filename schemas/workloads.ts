@@ -44,8 +44,8 @@ const ClaimNumber = Type.Integer({ minimum: Number.MIN_SAFE_INTEGER, maximum: Nu
 const ClaimValue = Type.Union([ClaimText, ClaimNumber, Type.Boolean()], { title: 'ClaimValue' })
 export type ClaimValue = Static<typeof ClaimValue>
 
-/** Maximum number of claims of a rule, and of values of a claim. */
-export const CLAIM_LIMITS = { claims: 20, values: 50, name: 128 } as const
+/** Maximum number of claims of a rule, of values of a claim, and of bytes of all claims as JSON. */
+export const CLAIM_LIMITS = { claims: 20, values: 50, name: 128, bytes: 16 * 1024 } as const
 
 /** What claims of a token must be: claim name → the exact value, or a list of values. */
 const ClaimValues = Type.Union([ClaimValue, Type.Array(ClaimValue, { minItems: 1, maxItems: CLAIM_LIMITS.values })])
@@ -70,8 +70,8 @@ const CLUSTER = {
 
 const Claims = Type.Unsafe<Claims>(Type.Object({}, {
   title: 'WorkloadClaims',
-  description: 'claims at the top level of the token: the exact value, or a list of values. `true` and `"true"` ' +
-    'differ. Only `ref` can end in `/*`, for all values that begin with the text before the `*`. ' +
+  description: 'claims at the top level of the token: the exact value, or a list of values; at most 16 KiB. `true` and ' +
+    '`"true"` differ. Only `ref` can end in `/*`, for all values that begin with the text before the `*`. ' +
     'With the preset `kubernetes`, `kubernetes.io/…` is a member of the nested claim `kubernetes.io`',
   additionalProperties: ClaimValues,
   minProperties: 1,
@@ -101,10 +101,13 @@ export const Jwk = Type.Object({
   additionalProperties: Type.Unknown(),
   maxProperties: 24
 })
+/** Maximum bytes of the keys of a rule as JSON, as they are stored: more than 20 keys of 4,096 bits have. */
+export const JWKS_BYTES = 32 * 1024
+
 const JwkSet = Type.Object({ keys: Type.Array(Jwk, { minItems: 1, maxItems: 20 }) }, {
   title: 'JsonWebKeySet',
   additionalProperties: false,
-  description: 'the public keys of an issuer that the service cannot reach, such as a cluster',
+  description: 'the public keys of an issuer that the service cannot reach, such as a cluster; at most 32 KiB',
   examples: [{ keys: [{ kty: 'OKP', crv: 'Ed25519', kid: 'k1', x: '11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo' }] }]
 })
 export type JwkSet = Static<typeof JwkSet>

@@ -1,6 +1,6 @@
 import { Value } from '@sinclair/typebox/value'
 import {
-  CLAIM_LIMITS, Jwk, JWK_MEMBERS, PublishedJwkSet, type Claims, type ClaimValue, type JwkSet, type Preset
+  CLAIM_LIMITS, Jwk, JWK_MEMBERS, JWKS_BYTES, PublishedJwkSet, type Claims, type ClaimValue, type JwkSet, type Preset
 } from '../../schemas/workloads.ts'
 import { refuse } from './api-error.ts'
 import { CLOCK_SKEW, isPrefix } from './workloads.ts'
@@ -49,8 +49,14 @@ export function requireIssuer (issuer: string) {
 const VERIFIED = ['iss', 'aud', 'exp', 'iat', 'nbf', 'jti']
 const NAME = new RegExp(`^[^\\p{Cc}\\p{Cs}]{1,${CLAIM_LIMITS.name}}$`, 'u')
 
+// A list of rules, and each request of a workload, reads rules as a whole.
+function requireBytes (at: string, value: object, most: number) {
+  if (Buffer.byteLength(JSON.stringify(value)) > most) refuse(at, `Expected at most ${most / 1024} KiB as JSON`)
+}
+
 /** Ends the request with 422 for claims that a rule cannot bind. */
 export function requireClaims (claims: Claims) {
+  requireBytes('claims', claims, CLAIM_LIMITS.bytes)
   for (const [name, values] of Object.entries(claims)) {
     const at = `claims.${name}`
     if (!NAME.test(name)) {
@@ -85,10 +91,12 @@ const isPublic = (key: JwkSet['keys'][number]) =>
   key.kty !== 'oct' && !SECRET.some((member) => Object.hasOwn(key, member))
 
 /** Ends the request with 422 if a key is not public, or if no key can verify a token. */
-export function requirePublicKeys ({ keys }: JwkSet) {
+export function requirePublicKeys (jwks: JwkSet) {
+  const { keys } = jwks
   for (const [i, key] of keys.entries()) {
     if (!isPublic(key)) refuse(`jwks.keys.${i}`, 'Expected a public key: this one is private or symmetric')
   }
+  requireBytes('jwks', storedKeys(jwks), JWKS_BYTES)
   if (keys.some(({ kty }) => KINDS.includes(kty))) return
   refuse('jwks.keys', `Expected a key of the kind ${KINDS.join(' or ')}`)
 }

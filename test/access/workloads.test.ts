@@ -2,7 +2,7 @@
 import { createPublicKey, generateKeyPairSync } from 'node:crypto'
 import t, { type Test } from 'tap'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
-import { FAILED_CHECKS, MAX_WORKLOADS, PRESETS, WORKLOAD_SCOPES } from '../../schemas/workloads.ts'
+import { CLAIM_LIMITS, FAILED_CHECKS, MAX_WORKLOADS, PRESETS, WORKLOAD_SCOPES } from '../../schemas/workloads.ts'
 import { authorityOf } from '../../src/db/database.ts'
 import { parseWorkloadId } from '../../src/rules/formats/ids.ts'
 import { PRESET_RULES } from '../../src/rules/workload-presets.ts'
@@ -257,6 +257,35 @@ t.test('WI-23 keys in a rule are public, at least one can verify, and only known
   }
   t.equal((await owner.call('PATCH', path, { jwks: { keys: [key] } })).body.data.attributes.jwks.keys.length, 1)
   t.equal((await owner.call('PATCH', path, { jwks: null })).body.data.attributes.jwks, null)
+})
+
+t.test('a rule has at most 16 KiB of claims and 32 KiB of keys, so that a list of rules is bounded', async (t) => {
+  const owner = await service.organization()
+  const { path } = await made(owner)
+  const claimsOf = (bytes: number, text = 'x') => {
+    const values = Array.from({ length: 17 }, (_, i) => `${i}`.padEnd(900, text))
+    const claims = { sub: values, last: 'x' }
+    return { ...claims, last: 'x'.repeat(Math.max(1, bytes - Buffer.byteLength(JSON.stringify(claims)) + 1)) }
+  }
+  const key = (i: number, n: number) =>
+    ({ kty: 'RSA', kid: `${i}`.padEnd(300, 'k'), n: 'A'.repeat(n), e: 'AQAB', alg: 'RS256' })
+  const keysOf = (n: number) => ({ keys: Array.from({ length: 20 }, (_, i) => key(i, n)) })
+  const most = claimsOf(CLAIM_LIMITS.bytes)
+  t.equal(Buffer.byteLength(JSON.stringify(most)), CLAIM_LIMITS.bytes)
+  t.match(await create(owner, { claims: most, jwks: keysOf(1200) }), { status: 201 }, 'twenty keys of 7,200 bits')
+  t.match(await owner.call('PATCH', path, { claims: most, jwks: keysOf(1200) }), { status: 200 })
+  // Members that are not stored do not count.
+  const withMore = { keys: [{ ...key(0, 683), x5c: ['A'.repeat(40_000)] }] }
+  t.match(await create(owner, { jwks: withMore }), { status: 201 })
+  const wide = Object.fromEntries(Array.from({ length: 20 }, (_, i) =>
+    [`c${i}`, Array.from({ length: 50 }, (_, j) => `${j}`.padEnd(1000, 'x'))]))
+  for (const [member, body] of [
+    ['claims', { claims: claimsOf(CLAIM_LIMITS.bytes + 1) }], ['claims', { claims: claimsOf(0, 'ä') }],
+    ['claims', { claims: wide }], ['jwks', { jwks: keysOf(2048) }]
+  ] as const) {
+    refused(t, await create(owner, body), member, `create ${member}`)
+    refused(t, await owner.call('PATCH', path, body), member, `change ${member}`)
+  }
 })
 
 t.test('nothing in a rule goes beyond its creator: scopes and restrictions', async (t) => {
