@@ -35,6 +35,8 @@ export const ISSUER_LIMITS: OutgoingLimits = {
   concurrency: [{ running: 64 }, { running: 8, waiting: 100 }, { running: 4 }]
 }
 
+const NOT_JSON = new OutgoingError('response', 'the response is not JSON')
+
 const MAX_ISSUERS = 1_000
 const MAX_CHARACTERS = 8 * 1024 * 1024
 /** For how long a key set is used without another load. */
@@ -85,10 +87,11 @@ export function createIssuers (
       known.set(issuer, { keys, characters, loadedAt: now(), triedAt: now() })
     } catch (error) {
       if (error instanceof WorkOverloaded) throw error
-      const failure = error instanceof OutgoingError ? error.failure : 'response'
+      // The message of another error would quote the response, whose text the server of the issuer chooses.
+      const { failure, message } = error instanceof OutgoingError ? error : NOT_JSON
       const before = known.get(issuer) ?? { loadedAt: -Infinity, characters: 1 }
       known.set(issuer, { ...before, triedAt: now(), failure })
-      log(`The keys of the issuer ${issuer} were not loaded: ${(error as Error).message}`)
+      log(`The keys of the issuer ${issuer} were not loaded: ${message}`)
     }
   }
 

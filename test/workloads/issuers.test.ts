@@ -2,8 +2,10 @@
 import type { ServerResponse } from 'node:http'
 import { exportJWK } from 'jose'
 import t from 'tap'
+import { escapeUnprintable } from '../../schemas/unprintable.ts'
 import { loadConfig } from '../../src/config.ts'
 import { WorkOverloaded } from '../../src/gate.ts'
+import { createLog } from '../../src/http/observability/log.ts'
 import { createOutgoing, type Outgoing } from '../../src/outgoing/client.ts'
 import type { AssertionRule } from '../../src/rules/workloads.ts'
 import { verifyAssertion } from '../../src/workloads/assertions.ts'
@@ -98,6 +100,45 @@ t.test('while the issuer is away its keys are used for an hour, and it is tried 
     clock.now += 30_000
     t.equal(await check(await issuer.sign()), 'accepted', 'the issuer is back')
   }
+})
+
+// What a terminal obeys, or what a reader would take for another line of the log.
+const HOSTILE = [
+  '\u001b[2J\u001b[1;1H', '\u009b31m', 'x\n[12:00:00] INFO: all is well', '\u202eevil', 'a\u2028b\u2029c', '\r\u0085'
+]
+
+t.test('the log has nothing of the responses of an issuer', async (t) => {
+  for (const text of [...HOSTILE, 'Zebra']) {
+    const lines: string[] = []
+    for (const wrong of ['/.well-known/openid-configuration', '/keys']) {
+      const discovered = JSON.stringify({ issuer: 'https://i.example', jwks_uri: 'https://i.example/keys' })
+      const get = async (_organization: string, url: string) => url.endsWith(wrong) ? text : discovered
+      const issuers = createIssuers({ get }, (line) => lines.push(line))
+      await t.rejects(async () => issuers.keysOf('o', 'https://i.example')({ alg: 'RS256' }, {} as never))
+    }
+    t.strictSame(
+      lines, Array(2).fill('The keys of the issuer https://i.example were not loaded: the response is not JSON')
+    )
+  }
+})
+
+t.test('no text in a line of the log controls a terminal or looks like another line', async (t) => {
+  const lines: string[] = []
+  const log = createLog('info', { write: (line) => lines.push(line) })
+  for (const text of HOSTILE) {
+    lines.length = 0
+    log.warn(text)
+    log.child({ reqId: 'r' }).info({ organization: 'o' }, text)
+    log.error({ err: new Error(text) }, 'request failed')
+    const [line, ofChild, error] = lines.map((one) => JSON.parse(one))
+    t.strictSame([line.msg, ofChild.msg, error.err.message], Array(3).fill(escapeUnprintable(text)))
+    t.equal(error.err.stack.split('\n')[0], `Error: ${escapeUnprintable(text)}`)
+    t.match(error.err.stack, /\n {4}at /, 'a stack keeps its lines')
+    t.equal(error.err.type, 'Error')
+  }
+  lines.length = 0
+  log.info('Zoë: “café” – %s', 'text')
+  t.equal(JSON.parse(lines[0]!).msg, 'Zoë: “café” – text', 'other texts stay')
 })
 
 t.test('WI-05 a failed load is remembered for 30 seconds, with and without earlier keys', async (t) => {

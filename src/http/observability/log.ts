@@ -3,6 +3,7 @@ import pino, { type DestinationStream, type LoggerOptions } from 'pino'
 import type { IncomingMessage } from 'node:http'
 import type { Socket } from 'node:net'
 import type { ErrorCode } from '../../../schemas/errors.ts'
+import { escapeUnprintable } from '../../../schemas/unprintable.ts'
 import type { Config } from '../../config.ts'
 import { shownAddress } from '../routes/addresses.ts'
 
@@ -55,13 +56,27 @@ export function standardLog (isShared = false): LogStream {
   }
 }
 
+// A message can have a text of another server. It must not control a terminal, nor look like other lines.
+function shownError (error: Error) {
+  if (!(error instanceof Error)) return error
+  const { message, stack, ...more } = pino.stdSerializers.err(error)
+  const line = escapeUnprintable(message)
+  return { ...more, message: line, stack: escapeUnprintable(stack.replace(message, () => line), '\n') }
+}
+
 /** Logger options. Fields are listed explicitly: headers, bodies, queries and raw paths are never logged. */
 export function loggerOptions (level: string, stream: LogStream): FastifyServerOptions['logger'] {
   return {
     level,
     base: null,
     redact: ['authorization', 'cookie', '*.authorization', '*.cookie', '*.password', '*.token'],
-    serializers: { req: () => ({}), res: () => ({}) },
+    serializers: { req: () => ({}), res: () => ({}), err: shownError },
+    hooks: {
+      logMethod (args, method) {
+        const shown = args.map((one: unknown) => typeof one === 'string' ? escapeUnprintable(one) : one)
+        method.apply(this, shown as typeof args)
+      }
+    },
     stream
   }
 }
