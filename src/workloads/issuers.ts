@@ -20,8 +20,9 @@ export interface Issuers {
   keysOf (organization: string, issuer: string): JWTVerifyGetKey
 }
 
-/** The key set of an issuer, and its last load. */
+/** The key set of an issuer, and its last load, which a request of this organization caused. */
 interface Known {
+  organization: string
   keys?: JWTVerifyGetKey
   loadedAt: number
   triedAt: number
@@ -39,6 +40,8 @@ const NOT_JSON = new OutgoingError('response', 'the response is not JSON')
 
 const MAX_ISSUERS = 1_000
 const MAX_CHARACTERS = 8 * 1024 * 1024
+/** The part of both that the loads of one organization may have: it must not push out the key sets of others. */
+const SHARE = 1 / 8
 /** For how long a key set is used without another load. */
 const FRESH_MS = 10 * 60_000
 /** For how long a key set is used if loads fail. */
@@ -84,14 +87,26 @@ export function createIssuers (
   async function loadNow (organization: string, issuer: string): Promise<void> {
     try {
       const { keys, characters } = await fetchKeys(outgoing, organization, issuer)
-      known.set(issuer, { keys, characters, loadedAt: now(), triedAt: now() })
+      keep(issuer, { organization, keys, characters, loadedAt: now(), triedAt: now() })
     } catch (error) {
       if (error instanceof WorkOverloaded) throw error
       // The message of another error would quote the response, whose text the server of the issuer chooses.
       const { failure, message } = error instanceof OutgoingError ? error : NOT_JSON
       const before = known.get(issuer) ?? { loadedAt: -Infinity, characters: 1 }
-      known.set(issuer, { ...before, triedAt: now(), failure })
+      keep(issuer, { ...before, organization, triedAt: now(), failure })
       log(`The keys of the issuer ${issuer} were not loaded: ${message}`)
+    }
+  }
+
+  function keep (issuer: string, loaded: Known) {
+    known.set(issuer, loaded)
+    let [issuers, characters] = [0, 0]
+    // The ones that were used last come first.
+    for (const [own, { organization, characters: more }] of [...known.entries()]) {
+      if (organization !== loaded.organization) continue
+      issuers++
+      characters += more
+      if (issuers > MAX_ISSUERS * SHARE || characters > MAX_CHARACTERS * SHARE) known.delete(own)
     }
   }
 

@@ -6,7 +6,7 @@ import { escapeUnprintable } from '../../schemas/unprintable.ts'
 import { loadConfig } from '../../src/config.ts'
 import { WorkOverloaded } from '../../src/gate.ts'
 import { createLog } from '../../src/http/observability/log.ts'
-import { createOutgoing, type Outgoing } from '../../src/outgoing/client.ts'
+import { createOutgoing, OutgoingError, type Outgoing } from '../../src/outgoing/client.ts'
 import type { AssertionRule } from '../../src/rules/workloads.ts'
 import { verifyAssertion } from '../../src/workloads/assertions.ts'
 import { createIssuers, ISSUER_LIMITS } from '../../src/workloads/issuers.ts'
@@ -139,6 +139,38 @@ t.test('no text in a line of the log controls a terminal or looks like another l
   lines.length = 0
   log.info('Zoë: “café” – %s', 'text')
   t.equal(JSON.parse(lines[0]!).msg, 'Zoë: “café” – text', 'other texts stay')
+})
+
+t.test('an organization with many or large key sets does not push out those of others', async (t) => {
+  const { jwk } = await makeKey('ES256', 'k1')
+  const keys = (count: number) => Array.from({ length: count }, () => ({ ...jwk, x: jwk.x!, use: 'u'.repeat(2000) }))
+  const requests: string[] = []
+  const get = async (_organization: string, url: string) => {
+    const { origin, pathname } = new URL(url)
+    if (origin.startsWith('https://away')) throw new OutgoingError('address', 'no allowed address')
+    requests.push(url)
+    const set = { keys: [jwk, ...origin.startsWith('https://large') ? keys(99) : []] }
+    return JSON.stringify(pathname === '/keys' ? set : { issuer: origin, jwks_uri: `${origin}/keys` })
+  }
+  const issuers = createIssuers({ get }, () => {}, () => 0)
+  const find = async (organization: string, issuer: string) => {
+    const before = requests.length
+    const keysOf = issuers.keysOf(organization, `https://${issuer}`)
+    await Promise.resolve(keysOf({ alg: 'ES256', kid: 'k1' }, {} as never)).catch(() => {})
+    return requests.length - before
+  }
+  t.equal(await find('calm', 'calm.example'), 2)
+  t.equal(await find('calm', 'away-calm.example'), 0)
+  for (const [kind, count] of [['large', 60], ['away', 1_001]] as const) {
+    for (let i = 0; i < count; i++) await find('loud', `${kind}-${i}.example`)
+    t.equal(await find('calm', 'calm.example'), 0, `${count} ${kind} issuers of another organization`)
+    t.equal(await find('other', 'calm.example'), 0, 'all organizations share a key set')
+    t.equal(await find('loud', `${kind}-${count - 1}.example`), 0, 'its newest ones stay')
+  }
+  for (let i = 0; i < 100; i++) await find('usual', `usual-${i}.example`)
+  let loaded = 0
+  for (let i = 0; i < 100; i++) loaded += await find('usual', `usual-${i}.example`)
+  t.equal(loaded, 0, 'a hundred rules can have issuers of their own')
 })
 
 t.test('WI-05 a failed load is remembered for 30 seconds, with and without earlier keys', async (t) => {
