@@ -137,8 +137,9 @@ t.test('every schema can be compiled, which a service does when it needs it firs
   const answers = routes.flatMap((route) => Object.entries((route.schema?.response ?? {}) as Record<string, Answered>)
     .flatMap(([status, schema]) => schemasOf(schema).map((schema) => ({ at: `${at(route)} ${status}`, schema }))))
   t.ok(requests.length > published.length && answers.length > 5 * published.length, 'those of all routes were found')
+  // Most responses have the schemas of the same errors.
   const failing = (schemas: { at: string, schema: unknown }[], compile: (schema: TSchema) => unknown) =>
-    schemas.filter(({ schema }) => {
+    [...new Map(schemas.map((one) => [JSON.stringify(one.schema), one])).values()].filter(({ schema }) => {
       try {
         compile(schema as TSchema)
         return false
