@@ -27,8 +27,8 @@ export function Invitations ({ organization }: { organization: string }) {
         {(found) => (
           <Table
             label='Open invitations' head={['Address', 'Role', 'Until', 'Change']}
-            rows={found.map(({ id, attributes: { email, role, place, place_role, expires_at } }) => [
-              id, email, place_role === null ? roleName(role) : `${roleName(place_role)} in ${place === null ? 'a deleted place' : partInWords(place)}`, <Time at={expires_at} />, (
+            rows={found.map(({ id, attributes: { email, role, place, place_names, place_role, expires_at } }) => [
+              id, email, place_role === null ? roleName(role) : `${roleName(place_role)} in ${place === null ? 'a deleted place' : partInWords(place, place_names!)}`, <Time at={expires_at} />, (
               <>
                 <Act name='invitation.send' description={email} run={send(id, role, place_role)} />
                 <Act name='invitation.withdraw' description={email} run={withdraw(id, email)} />

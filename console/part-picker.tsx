@@ -84,19 +84,21 @@ function LevelField ({ organization, project, choose }: Level & { choose: (level
   )
 }
 
-type Part = Schemas['TeamRestriction'] & { project?: string | undefined }
+type Part = Schemas['TeamRestriction']
+type Names = Schemas['RestrictionNames']
+export interface Parts { restrictions: readonly Part[], restriction_names: readonly Names[] }
 
-export const partInWords = ({ project, target, environment, except_status, inherited }: Part): string =>
+export const partInWords = ({ except_status, inherited }: Part, { project, target, environment }: Names): string =>
   ([project, target, environment].filter(Boolean).join(' / ') || 'the project') +
   (except_status === undefined ? '' : `, but not ${except_status}`) + (inherited === true ? ', with values from above' : '')
 
 /** Restrictions in words; `whole`: what is reached without any. */
-export const partsInWords = (parts: readonly Part[], whole: string): string =>
-  parts.length === 0 ? whole : [...new Set(parts.map(partInWords))].join('; ')
+export const partsInWords = ({ restrictions, restriction_names: names }: Parts, whole: string): string =>
+  restrictions.length === 0 ? whole : [...new Set(restrictions.map((part, i) => partInWords(part, names[i]!)))].join('; ')
 
 /** Restrictions in words, where the project is known. */
-export const partsOfProject = (parts: readonly Part[]): string =>
-  partsInWords(parts.map((part) => ({ ...part, project: undefined })), 'the whole project')
+export const partsOfProject = ({ restrictions, restriction_names }: Parts): string =>
+  partsInWords({ restrictions, restriction_names: restriction_names.map((names) => ({ ...names, project: null })) }, 'the whole project')
 
 /** The restriction that a person has chosen; empty for the whole project. */
 export function chosenPart ({ level = '', inherited, except_status = '' }: Fields) {

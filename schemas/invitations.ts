@@ -1,6 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import { Answer, Body, Example, Nullable, OneOf, Resource, Slug, Timestamp, Ulid } from './shapes.ts'
+import { RestrictionNames } from './tokens.ts'
 import { RoleName } from './users.ts'
 
 /** Days until an invitation expires after it was created or sent again. */
@@ -29,6 +30,7 @@ const InvitedPlace = Nullable(Type.Object({
 
 const role = Example(RoleName, 'guest')
 const place = Example(InvitedPlace, { project: 'orbit', target: 'backend', environment: 'live' })
+const place_names = Example(Nullable(RestrictionNames), { project: 'Orbit', target: 'Backend services', environment: 'Live' })
 const place_role = Example(Nullable(Type.String({
   description: 'the role in the place, a `ProjectRole`; null for an invitation without a place'
 })), 'developer')
@@ -47,7 +49,8 @@ export const Invitation = Resource('invitations', { title: 'Invitation', id: ID 
   status: Type.Literal('invited'),
   invited_by: Example(Inviter, { type: 'api_token', id: '3', name: 'First token' }),
   expires_at,
-  created_at: Timestamp
+  created_at: Timestamp,
+  place_names
 })
 export type InvitationAttributes = Static<typeof Invitation.attributes>
 
@@ -77,7 +80,8 @@ const OwnInvitation = Resource('invitations', { title: 'OwnInvitation', id: ID }
   expires_at,
   created_at: Timestamp,
   place,
-  place_role
+  place_role,
+  place_names
 })
 export const OwnInvitationList = OwnInvitation.list
 

@@ -2,6 +2,7 @@ import { Type, type Static } from '@sinclair/typebox'
 import { AbilityName } from './scopes.ts'
 import { Answer, Example, Page, PagedMeta, Slug, Ulid } from './shapes.ts'
 import { TeamRestriction } from './teams.ts'
+import { NamesOfRestrictions } from './tokens.ts'
 import { RoleName } from './users.ts'
 
 /** Maximum number of projects on a page. It is small, because a project can have a thousand restrictions. */
@@ -20,14 +21,24 @@ export const MemberAccessQuery = Type.Object({
 
 const Restrictions = Type.Array(TeamRestriction, { description: 'empty: the whole project' })
 const Scopes = (description: string) => Type.Array(AbilityName, { description })
-const RESTRICTION = { project: 'orbit', target: 'backend', environment: 'live' }
+const RESTRICTIONS = {
+  restrictions: [{ project: 'orbit', target: 'backend', environment: 'live' }],
+  restriction_names: [{ project: 'Orbit', target: 'Backend services', environment: 'Live' }]
+}
 
 const TeamOfAccess = Type.Object({
-  id: Ulid, slug: Slug, name: Type.String(), role: RoleName, restrictions: Restrictions
+  id: Ulid,
+  slug: Slug,
+  name: Type.String(),
+  role: RoleName,
+  restrictions: Restrictions,
+  restriction_names: NamesOfRestrictions
 }, { title: 'TeamOfAccess', description: 'a team of the member with a role in the project' })
 
 const Right = Type.Object({
-  scopes: Scopes('scopes that the member has in these parts of the project'), restrictions: Restrictions
+  scopes: Scopes('scopes that the member has in these parts of the project'),
+  restrictions: Restrictions,
+  restriction_names: NamesOfRestrictions
 }, { title: 'RightInProject' })
 
 const ProjectAccess = Type.Object({
@@ -61,10 +72,10 @@ const Access = Type.Object({
         slug: 'platform',
         name: 'Platform and tools',
         role: 'api_user',
-        restrictions: [RESTRICTION]
+        ...RESTRICTIONS
       }],
       rights: [{
-        scopes: ['secret:read', 'project:read', 'target:read', 'environment:read'], restrictions: [RESTRICTION]
+        scopes: ['secret:read', 'project:read', 'target:read', 'environment:read'], ...RESTRICTIONS
       }]
     }])
   }, { title: 'MemberAccessAttributes' })

@@ -180,7 +180,10 @@ const FoundAttributes = Type.Object({
   level: Example(LevelName, 'environment'),
   project: Example(Slug, 'orbit'),
   target: Example(Nullable(Slug), 'backend'),
-  environment: Example(Nullable(Slug), 'live')
+  environment: Example(Nullable(Slug), 'live'),
+  project_name: Example(Type.String(), 'Orbit'),
+  target_name: Example(Nullable(Type.String()), 'Backend services'),
+  environment_name: Example(Nullable(Type.String()), 'Live')
 }, { title: 'FoundNameAttributes' })
 
 const FoundName = Type.Object(

@@ -5,7 +5,7 @@ import {
   Answer, Body, CREATE_NAMED, Example, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource, Slug,
   Timestamp, Ulid, UPDATE_NAMED
 } from './shapes.ts'
-import { Inherited, InheritedWarning } from './tokens.ts'
+import { Inherited, InheritedWarning, NamesOfRestrictions } from './tokens.ts'
 import { ProjectRole, RoleName } from './users.ts'
 
 /** Limits of teams. Listing the projects of a member reads at most `teamsOfMember` × `projects` roles. */
@@ -73,7 +73,8 @@ const TeamProject = Type.Object({
   slug: Slug,
   name: Type.String(),
   role: RoleName,
-  restrictions: Type.Array(TeamRestriction, { description: 'empty: the whole project' })
+  restrictions: Type.Array(TeamRestriction, { description: 'empty: the whole project' }),
+  restriction_names: NamesOfRestrictions
 }, { title: 'TeamProject' })
 export type TeamMember = Static<typeof TeamMember>
 export type TeamProject = Static<typeof TeamProject>
@@ -86,7 +87,14 @@ const WholeTeam = Resource('teams', { title: 'WholeTeam', id: ID }, {
   project_count: Example(Type.Integer(), 1),
   members: Example(Type.Array(TeamMember), [{ id: '17', name: 'Rosa Quill', email: 'rosa@nimbus.example' }]),
   projects: Example(Type.Array(TeamProject), [
-    { id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', slug: 'orbit', name: 'Orbit', role: 'developer', restrictions: [] }
+    {
+      id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H',
+      slug: 'orbit',
+      name: 'Orbit',
+      role: 'developer',
+      restrictions: [],
+      restriction_names: []
+    }
   ])
 })
 

@@ -31,6 +31,17 @@ export const Restriction = Type.Object({
 })
 export type Restriction = Static<typeof Restriction>
 
+/** The names of the levels that a restriction contains by slug. */
+export const RestrictionNames = Type.Object({
+  project: Nullable(Type.String()), target: Nullable(Type.String()), environment: Nullable(Type.String())
+}, { title: 'RestrictionNames', description: 'the names of the levels; null: without such a level' })
+export type RestrictionNames = Static<typeof RestrictionNames>
+
+/** The names of the levels of a list of restrictions. */
+export const NamesOfRestrictions = Type.Array(RestrictionNames, {
+  description: 'the names of the levels of `restrictions`, in the same order'
+})
+
 export const TokenParams = Type.Object({
   organization: OrganizationInPath, id: Type.String({ maxLength: 128, examples: ['7'] })
 })
@@ -89,7 +100,8 @@ const fields = {
     description: '`user`: the token ends with the user, the membership and the grant behind it; `organization`: it does not'
   }), 'organization'),
   created_at: Timestamp,
-  updated_at: Timestamp
+  updated_at: Timestamp,
+  restriction_names: Example(NamesOfRestrictions, [])
 }
 export const ApiToken = Type.Object(fields, { title: 'ApiToken' })
 export type ApiToken = Static<typeof ApiToken>

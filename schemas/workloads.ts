@@ -5,7 +5,7 @@ import {
   Answer, Body, Described, Example, exampleOf, Name, NewDescription, NewName, Nullable, NullableDescription, OneOf,
   Patterned, PublishedAs, Resource, Timestamp
 } from './shapes.ts'
-import { InheritedWarning, Restriction, Restrictions, TokenCreator } from './tokens.ts'
+import { InheritedWarning, NamesOfRestrictions, Restriction, Restrictions, TokenCreator } from './tokens.ts'
 
 /** Maximum number of trust rules of an organization. */
 export const MAX_WORKLOADS = 100
@@ -211,7 +211,8 @@ const attributes = {
     description: 'the creator. The rule belongs to the organization, and stays if the creator leaves'
   }), { type: 'api_token', id: 1, name: 'First token' }),
   created_at: Timestamp,
-  updated_at: Timestamp
+  updated_at: Timestamp,
+  restriction_names: Example(NamesOfRestrictions, [])
 }
 
 export const Workload = Resource('workloads', { title: 'Workload', id: '7' }, attributes)

@@ -124,9 +124,9 @@ const Access = ({ organization, member, name }: { organization: string, member: 
         {projects.length > 0 && (
           <Table
             label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
-            rows={projects.flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
+            rows={projects.flatMap((project) => project.rights.map((right, i) => [
               `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
-              wordsOfScopes(scopes), partsOfProject(restrictions)
+              wordsOfScopes(right.scopes), partsOfProject(right)
             ] as const))}
           />
         )}
@@ -177,8 +177,8 @@ function Team ({ organization, id, name, reload }: Record<'organization' | 'id' 
           <h3>Projects of {name}</h3>
           <Table
             label={`Projects of ${name}`} head={['Project', 'Role', 'Where', 'Change']} empty='No project yet.'
-            rows={team.projects.map(({ id, slug, name, role, restrictions }) => [
-              id, name, roleName(role), partsOfProject(restrictions), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
+            rows={team.projects.map(({ id, slug, name, role, ...parts }) => [
+              id, name, roleName(role), partsOfProject(parts), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
             ])}
           />
           <Form name='team-project.set' run={setProject}>

@@ -40,9 +40,13 @@ function Invitations () {
       {(found) => found.length > 0 && (
         <Section title='Invitations to you'>
           <ul class='list'>
-            {found.map(({ id, attributes: { organization, role, place, place_role, invited_by, expires_at } }) => (
+            {found.map(({ id, attributes: { organization, role, invited_by, expires_at, ...there } }) => (
               <li key={id}>
-                <p><strong>{organization.name}</strong> invites you as {roleName(role)}{place !== null && place_role !== null && `, with the role ${roleName(place_role)} in ${partInWords(place)}`}{invited_by !== null && `, by ${invited_by}`}, until <Time at={expires_at} />.</p>
+                <p>
+                  <strong>{organization.name}</strong> invites you as {roleName(role)}
+                  {there.place && there.place_role !== null && `, with the role ${roleName(there.place_role)} in ${partInWords(there.place, there.place_names!)}`}
+                  {invited_by !== null && `, by ${invited_by}`}, until <Time at={expires_at} />.
+                </p>
                 <div class='actions'>
                   <Act name='invitation.accept' kind='main' description={organization.name} run={answer('acceptInvitation', id)} />
                   <Act name='invitation.decline' description={organization.name} run={answer('declineInvitation', id)} />
@@ -107,7 +111,10 @@ function Projects ({ organization }: { organization: string }) {
           label='Parts of projects' head={['Project', 'Your part']}
           rows={parts.map(({ id, slug, name, rights }) => [
             id, <To to={{ page: 'matrix', organization, project: slug }}>{name}</To>,
-            partsOfProject(rights.flatMap(({ restrictions }) => restrictions))
+            partsOfProject({
+              restrictions: rights.flatMap(({ restrictions }) => restrictions),
+              restriction_names: rights.flatMap(({ restriction_names }) => restriction_names)
+            })
           ])}
         />
       )}

@@ -67,14 +67,15 @@ export function TokensPage ({ organization }: { organization: string }) {
   )
 }
 
-function cellsOf ({ name, description, abilities, restrictions, owner, expires_at, created_by, ...token }: Token) {
+function cellsOf (token: Token) {
+  const { name, description, abilities, owner, expires_at, created_by } = token
   const sorted = (scopes: readonly Ability[]) => [...scopes].sort().join()
   const [preset] = Object.entries(PRESETS).find(([, scopes]) => sorted(scopes) === sorted(abilities)) ?? []
   const isEnding = expires_at !== null && Date.parse(expires_at) < Date.now() + 14 * DAY
   return [
     <>{name} <code>{token.token_prefix}…{token.token_suffix}</code>{description && <small>{description}</small>}</>,
     preset === undefined ? <ScopesInWords of={abilities} /> : preset === 'Full' ? 'everything' : preset,
-    partsInWords(restrictions, 'the whole organization'),
+    partsInWords(token, 'the whole organization'),
     <>{created_by?.name ?? 'the operator'}{owner === 'organization' && <small>belongs to the organization</small>}</>,
     <span class={isEnding ? 'attention' : ''}><Time at={expires_at} /></span>,
     <Time at={token.last_used_at} />

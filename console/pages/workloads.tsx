@@ -52,7 +52,7 @@ export function WorkloadsPage ({ organization }: { organization: string }) {
   )
 }
 
-const whereOf = ({ restrictions }: Rule): string => partsInWords(restrictions, 'the whole organization')
+const whereOf = (rule: Rule): string => partsInWords(rule, 'the whole organization')
 
 const cellsOf = (rule: Rule) => [
   <><strong>{rule.name}</strong>{rule.description && <small>{rule.description}</small>}</>,

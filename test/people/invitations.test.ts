@@ -210,11 +210,11 @@ t.test('the person sees the place of an invitation and the role there: by the AP
   const browser = await signedIn(person)
   const shown = async () => [(await visitor(address).open(await linkTo(email))).text, (await browser.open('/account')).text]
   t.match(await own(), { role: 'guest', place, place_role: 'api_user' })
-  for (const text of await shown()) t.match(text, 'as guest, with the role API user in shop / backend / live, ')
+  for (const text of await shown()) t.match(text, 'as guest, with the role API user in Shop / Backend / Live, ')
 
-  await call('PATCH', `/${o}/shop/backend/live`, { slug: 'production' })
+  await call('PATCH', `/${o}/shop/backend/live`, { name: 'Production', slug: 'production' })
   t.match((await own()).place, { environment: 'production' })
-  for (const text of await shown()) t.match(text, 'in shop / backend / production, ')
+  for (const text of await shown()) t.match(text, 'in Shop / Backend / Production, ')
   await call('DELETE', `/${o}/shop/backend/production`)
   t.match(await own(), { role: 'guest', place: null, place_role: 'api_user' })
   for (const text of await shown()) t.match(text, /as guest, (?:invited )?by /, 'a deleted place gives no role')

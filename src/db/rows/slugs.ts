@@ -16,6 +16,9 @@ const rowsById = preparedSql<Found, { organization_id: string, ids: string }>('s
       AND ${isKeyOf(sql`l.id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb)`)}`),
   sql` UNION ALL `))
 
+/** A level as people see it. */
+export interface NamedLevel { slug: string, name: string }
+
 /** The ids of the levels of restrictions, for `findSlugs`. */
 export function idsOf (
   slices: readonly Record<'project_id' | 'target_id' | 'environment_id', string | null>[]
@@ -26,24 +29,19 @@ export function idsOf (
   return ids
 }
 
-/** Maps ids of levels to slugs. Omits deleted levels. Throws TamperedRow if a MAC does not verify. */
-export const findSlugs = async (db: Db, organizationId: string, ids: Iterable<string | null>) =>
-  findLevels(db, organizationId, ids, ({ slug }) => slug)
-
-/** Maps ids of levels to names, like `findSlugs`. The MAC of a level does not cover its name. */
-export const findNames = async (db: Db, organizationId: string, ids: Iterable<string | null>) =>
-  findLevels(db, organizationId, ids, (_, { name }) => name as string)
-
-async function findLevels (
-  db: Db, organization_id: string, ids: Iterable<string | null>,
-  read: (level: { slug: string }, row: Found['row']) => string
-): Promise<Map<string, string>> {
+/**
+ * Maps ids of levels to slugs and names. Omits deleted levels. Throws TamperedRow if a MAC does not verify. The MAC of
+ * a level does not cover its name.
+ */
+export async function findSlugs (
+  db: Db, organization_id: string, ids: Iterable<string | null>
+): Promise<Map<string, NamedLevel>> {
   const wanted = [...new Set(ids)].filter((id) => id !== null)
   if (wanted.length === 0) return new Map()
   const found = await rowsById(db, { organization_id, ids: JSON.stringify(wanted) })
   return new Map(found.map(({ name, row }) => {
     const level = fromJson(name, row)!
     requireAuthentic(db, name, level)
-    return [level.id, read(level, row)]
+    return [level.id, { slug: level.slug, name: row.name as string }]
   }))
 }

@@ -3,7 +3,7 @@ import type { IncomingMessage } from 'node:http'
 import type { TSchema } from '@sinclair/typebox'
 import { ApiError, fail } from '../../rules/api-error.ts'
 import { MERGE_PATCH_TYPE } from '../../../schemas/changes.ts'
-import { withoutMark } from '../../rules/documents/read.ts'
+import { withoutMark } from '../../rules/documents/positions.ts'
 import { refuseBody } from './faults.ts'
 import { boundsOf, readJsonBody, type Bounds } from './json.ts'
 

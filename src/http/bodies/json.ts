@@ -1,7 +1,7 @@
 import type { TSchema } from '@sinclair/typebox'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { jsonErrorOffset, parseJson } from '../../rules/documents/json.ts'
-import { positionAfter, type Position } from '../../rules/documents/read.ts'
+import { positionAfter, type Position } from '../../rules/documents/positions.ts'
 import { fail, MAX_FAULTS } from '../../rules/api-error.ts'
 import { BodyRefused, refuseBody } from './faults.ts'
 

@@ -5,7 +5,7 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { encode } from 'uqr'
 import { formToken, isFormToken, mintSecret } from '../../crypto/bearer.ts'
 import { Html, html } from '../../rules/formats/html.ts'
-import { STYLE } from './style.ts'
+import { LOGO, STYLE } from './style.ts'
 
 // Server-rendered HTML pages without scripts. Each page has its own content security policy.
 
@@ -35,7 +35,7 @@ export function sendPage (reply: FastifyReply, { title, body, status = 200, form
 </head>
 <body>
 <main>
-<p class="brand">Strongroom</p>
+<p class="brand">${new Html(LOGO)}Strongroom</p>
 ${body}
 </main>
 </body>

@@ -28,7 +28,7 @@ main { max-width: 27rem; min-height: 100vh; margin: 0 auto; padding: var(--space
 main:has(.choices, ul.held, pre) { max-width: 46rem; }
 @media (min-width: 34rem) { main { min-height: 0; margin: 8vh auto var(--space-7); padding: var(--space-6); border: 1px solid var(--line); border-radius: calc(2 * var(--round)); box-shadow: var(--shadow); } main:has(ul.held) { margin-top: var(--space-6); } }
 .brand { display: flex; gap: var(--space-2); align-items: center; margin: 0 0 var(--space-5); font-size: var(--text-l); font-weight: 600; }
-.brand::before { content: ""; width: 1.5rem; height: 1.5rem; border-radius: var(--round); background: radial-gradient(circle, var(--on-accent) 2px, transparent 2.5px 4px, var(--on-accent) 4.5px 6px, transparent 6.5px), var(--accent); }
+.brand svg { width: 1.5rem; height: 1.5rem; color: var(--accent); }
 h1 { margin: 0 0 var(--space-3); font-size: var(--text-xxl); line-height: 1.25; letter-spacing: -.01em; }
 h2 { margin: var(--space-6) 0 var(--space-1); font-size: var(--text-l); line-height: 1.35; }
 h3 { margin: 0; font-size: var(--text-m); }
@@ -82,6 +82,14 @@ body { margin: 0; background: #fff; }
 :focus-visible { outline: .2rem solid #4338ca; outline-offset: .15rem; }
 `
 
-/** The icon: a vault door, in a color for light and dark backgrounds. */
-export const ICON =
-  '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect x="3" y="3" width="26" height="26" rx="5" fill="#5b50d6"/><circle cx="16" cy="16" r="7" fill="none" stroke="#fff" stroke-width="3"/><path d="M16 12v8M12 16h8" stroke="#fff" stroke-width="2"/></svg>'
+const svg = (more: string) => '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24" fill="none" stroke="currentColor" ' +
+  `stroke-width="2" stroke-linecap="round" stroke-linejoin="round" ${more}><rect width="18" height="18" x="3" y="3" rx="2"/>` +
+  '<circle cx="7.5" cy="7.5" r=".5" fill="currentColor"/><path d="m7.9 7.9 2.7 2.7"/>' +
+  '<circle cx="16.5" cy="7.5" r=".5" fill="currentColor"/><path d="m13.4 10.6 2.7-2.7"/>' +
+  '<circle cx="7.5" cy="16.5" r=".5" fill="currentColor"/><path d="m7.9 16.1 2.7-2.7"/>' +
+  '<circle cx="16.5" cy="16.5" r=".5" fill="currentColor"/><path d="m13.4 13.4 2.7 2.7"/><circle cx="12" cy="12" r="2"/></svg>'
+
+/** The logo of all pages: the vault of the package `lucide`, as in the console. */
+export const LOGO = svg('aria-hidden="true"')
+/** The same in a color for light and dark backgrounds. */
+export const ICON = svg('color="#6d63e8"')

@@ -1,7 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import { MatrixAnswer, MatrixQuery, type Matrix, type MatrixLevel } from '../../../schemas/matrix.ts'
 import type { Level } from '../../../schemas/secrets.ts'
-import { findNames } from '../../db/rows/slugs.ts'
 import { booleanIn } from '../../http/bodies/validation.ts'
 import { levelOf, slicesOf } from '../../http/guard/level-lookup.ts'
 import { inTurn, type Turn } from '../../http/guard/turns.ts'
@@ -71,32 +70,25 @@ export const matrix: Domain = async (app) => {
       levelOf(request), opened.documents.map(({ secret }) => secret), 'secret.names'
     )
     await app.recordRead(actorOf(request), event, bytes)
-    const names = await namesOf(request, opened.columns.map(({ state }) => state))
     const columns = opened.columns.map((column) => {
       const document = ownDocument(opened, column)
-      return toColumn(storageKey, column.state, names, document?.secret, isUnreadable(document))
+      return toColumn(storageKey, column.state, document?.secret, isUnreadable(document))
     })
     const last = opened.columns.at(-1)?.state
     const next_levels = (isCut || opened.isCut) && last !== undefined ? cursorOf(last) : null
     const meta = { ...pageMeta(page, total, rows.length), next_levels }
-    return { attributes: { project: projectOf(request, names), levels: columns, names: rows }, meta }
+    return { attributes: { project: projectOf(request), levels: columns, names: rows }, meta }
   }
 
   async function listColumns (request: FastifyRequest, query: MatrixQuery) {
     const { storageKey, levels, isCut } = await findLevels(request, query)
-    const names = await namesOf(request, levels)
     const columns = levels.map((state) => {
       const own = ownSecret(state)
-      return toColumn(storageKey, state, names, own?.is_stored ? own : undefined, false)
+      return toColumn(storageKey, state, own?.is_stored ? own : undefined, false)
     })
     const meta = { ...pageMeta(pageOf(query), 0, 0), next_levels: isCut ? cursorOf(levels.at(-1)!) : null }
-    return { attributes: { project: projectOf(request, names), levels: columns, names: null }, meta }
+    return { attributes: { project: projectOf(request), levels: columns, names: null }, meta }
   }
-
-  const namesOf = async (request: FastifyRequest, levels: readonly LevelState[]) => waitFor(request, findNames(
-    app.lists, principalOf(request).organization.id,
-    [levelOf(request).project.id, ...levels.flatMap(({ level_id, target }) => [level_id, target?.id ?? null])]
-  ))
 
   async function findLevels (request: FastifyRequest, { level, levels_after }: MatrixQuery) {
     const { organization } = principalOf(request)
@@ -116,21 +108,21 @@ function validateFilters ({ query }: FastifyRequest) {
   refuseEach(sent, 'Only for decrypted documents', 'invalid_parameter_combination')
 }
 
-function projectOf (request: FastifyRequest, names: ReadonlyMap<string, string>) {
-  const { id, slug, secret_format, encryption_type } = levelOf(request).project
-  return { name: names.get(id) ?? slug, secret_format, encryption_type }
+function projectOf (request: FastifyRequest) {
+  const { name, secret_format, encryption_type } = levelOf(request).project
+  return { name, secret_format, encryption_type }
 }
 
 function toColumn (
-  storageKey: Parameters<typeof etagOf>[0], { level, level_id, slug, target, environment }: LevelState,
-  names: ReadonlyMap<string, string>, secret: SecretRow | undefined, unreadable: boolean
+  storageKey: Parameters<typeof etagOf>[0], { level, level_id, project, target, environment }: LevelState,
+  secret: SecretRow | undefined, unreadable: boolean
 ): MatrixLevel {
   return {
     level,
     id: level_id,
-    name: names.get(level_id) ?? slug,
+    name: (environment ?? target ?? project).name,
     target: target?.slug ?? null,
-    target_name: target && (names.get(target.id) ?? target.slug),
+    target_name: target?.name ?? null,
     environment: environment?.slug ?? null,
     status: environment?.status ?? null,
     version: secret === undefined || secret.version === null ? null : String(secret.version),

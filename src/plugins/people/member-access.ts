@@ -18,10 +18,10 @@ import { fail } from '../../rules/api-error.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { pageMeta, type PageRequest } from '../../rules/pagination.ts'
 import { holds, powersOfRole, rightsIn, type TeamRole } from '../../rules/roles.ts'
-import { restrictionOf, type Slice } from '../../rules/slices.ts'
+import { restrictionOf, shownRestrictions, type LevelsById } from '../../rules/slices.ts'
 
-// The approximate number of characters of a restriction in a response.
-const CHARACTERS_OF_RESTRICTION = 100
+// The approximate number of characters of a restriction with its names in a response.
+const CHARACTERS_OF_RESTRICTION = 200
 
 /** Shows what a member can do. The functions of `rules/roles.ts` that compute this also authorize requests. */
 export const memberAccess: Domain = async (app) => {
@@ -76,10 +76,10 @@ async function accessOf (
       ...project,
       teams: held.flatMap(({ team_id, role, slices }) => {
         const team = teams.get(team_id)
-        return team === undefined ? [] : [{ ...team, role, restrictions: restrictionsOf(slices, slugs) }]
+        return team === undefined ? [] : [{ ...team, role, ...shownRestrictions(slices, slugs) }]
       }),
       rights: rightsIn(powers, held).map(({ scopes, slices }) =>
-        ({ scopes, restrictions: restrictionsOf(slices, slugs) }))
+        ({ scopes, ...shownRestrictions(slices, slugs) }))
     })
     await pace(began)
   }
@@ -91,8 +91,5 @@ async function accessOf (
 }
 
 // Removes restrictions to levels that were deleted between the statements. Such a restriction includes nothing.
-const withoutDeleted = (role: TeamRole, slugs: ReadonlyMap<string, string>): TeamRole =>
+const withoutDeleted = (role: TeamRole, slugs: LevelsById): TeamRole =>
   ({ ...role, slices: role.slices?.filter((slice) => restrictionOf(slice, slugs).length > 0) ?? null })
-
-const restrictionsOf = (slices: readonly Slice[] | null, slugs: ReadonlyMap<string, string>) =>
-  (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs))

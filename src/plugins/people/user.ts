@@ -196,11 +196,13 @@ const REFUSALS = {
 } as const satisfies Record<Exclude<Refusal, 'organization_inactive'>, ErrorCode>
 
 const toInvitation = ({
-  id, organization, role, invited_by, expires_at, created_at, place, place_role
+  id, organization, role, invited_by, expires_at, created_at, place, place_role, place_names
 }: Shown<OwnInvitation>) => ({
   type: 'invitations' as const,
   id,
-  attributes: { organization, role, invited_by: invited_by?.name ?? null, expires_at, created_at, place, place_role }
+  attributes: {
+    organization, role, invited_by: invited_by?.name ?? null, expires_at, created_at, place, place_role, place_names
+  }
 })
 
 const linkage = (organizations: readonly { id: string }[]) =>

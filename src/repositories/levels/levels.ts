@@ -27,14 +27,17 @@ export interface SecretRow extends Authenticated<'secrets'> {
 /** Maximum number of levels in a page of `listLevels`. */
 const LEVELS_OF_PAGE = MATRIX_LIMITS.levels
 
+/** The MAC of a level does not cover its name. */
+interface Named { name: string }
+
 /** A level (project, target or environment) with its ancestors and the requested rows, loaded by one statement. */
 export interface LevelState {
   organization_id: string
-  project: Authenticated<'projects'>
+  project: Authenticated<'projects'> & Named
   /** The active key of the project; null if the query does not load the key. */
   key: KeyRow | null
-  target: Authenticated<'targets'> | null
-  environment: Authenticated<'environments'> | null
+  target: (Authenticated<'targets'> & Named) | null
+  environment: (Authenticated<'environments'> & Named) | null
   /** The kind of the level: the deepest of `environment`, `target` and `project` that is not null. */
   level: Level
   level_id: string
@@ -65,9 +68,9 @@ interface Row extends Readonly<Record<string, unknown>> {
   recorded_revision: string | null
 }
 
-const PROJECT = joined('p', authenticatedColumns('projects'))
-const TARGET = joined('g', authenticatedColumns('targets'))
-const ENVIRONMENT = joined('e', authenticatedColumns('environments'))
+const PROJECT = joined('p', { ...authenticatedColumns('projects'), ...columnsOf(projects, 'name') })
+const TARGET = joined('g', { ...authenticatedColumns('targets'), ...columnsOf(targets, 'name') })
+const ENVIRONMENT = joined('e', { ...authenticatedColumns('environments'), ...columnsOf(environments, 'name') })
 const KEY = joined('k', keyColumns, { when: sql`queries.key` })
 const SECRET = joined('s', {
   ...authenticatedColumns('secrets'), ...columnsOf(secrets, 'version', 'history_id', 'version_count')

@@ -1,6 +1,6 @@
 import { and, asc, desc, eq, gt, inArray, isNotNull, lte, not, or, sql, type SQL } from 'drizzle-orm'
 import { INVITATION_DAYS, MAX_OPEN_INVITATIONS } from '../../../schemas/invitations.ts'
-import type { Restriction } from '../../../schemas/tokens.ts'
+import type { Restriction, RestrictionNames } from '../../../schemas/tokens.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, isKeyOf, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
@@ -13,7 +13,7 @@ import {
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
-import { restrictionOf } from '../../rules/slices.ts'
+import { shownRestrictions } from '../../rules/slices.ts'
 
 /** The person or API token that invites; null stands for the operator. */
 export interface Inviter { type: 'user' | 'api_token', id: number, name: string }
@@ -36,8 +36,9 @@ export interface Invitation extends NewInvitation { expires_at: Date, created_at
 /** An open invitation as the invited person sees it. */
 export interface OwnInvitation extends Invitation { organization: { id: string, name: string, slug: string } }
 
-/** An invitation with the slugs of its place; null without a place, and if it was deleted. */
-export type Shown<I extends Invitation> = Omit<I, 'place'> & { place: Restriction | null }
+/** An invitation with the slugs and the names of its place; null without a place, and if it was deleted. */
+export type Shown<I extends Invitation> =
+  Omit<I, 'place'> & { place: Restriction | null, place_names: RestrictionNames | null }
 
 const DAY = 24 * 60 * 60 * 1000
 
@@ -64,12 +65,15 @@ function toInvitation (
   return { organization_id, id, email, role, place, place_role, invited_by, expires_at, created_at: row.created_at }
 }
 
-/** Replaces the places of invitations of an organization by their slugs. */
+/** Replaces the places of invitations of an organization by their slugs and names. */
 export async function showPlaces<I extends Invitation> (
   db: Db, organizationId: string, rows: readonly I[]
 ): Promise<Shown<I>[]> {
   const slugs = await findSlugs(db, organizationId, idsOf(rows.flatMap(({ place }) => place ?? [])))
-  return rows.map((row) => ({ ...row, place: (row.place && restrictionOf(row.place, slugs)[0]) ?? null }))
+  return rows.map((row) => {
+    const { restrictions, restriction_names } = shownRestrictions(row.place && [row.place], slugs)
+    return { ...row, place: restrictions[0] ?? null, place_names: restriction_names[0] ?? null }
+  })
 }
 
 /** Like `showPlaces`, for invitations of several organizations. */

@@ -1,6 +1,6 @@
 import { and, asc, eq, getTableColumns, isNull, or, sql } from 'drizzle-orm'
 import {
-  TEAM_LIMITS, type TeamAttributes, type TeamMember, type TeamProject, type TeamRestriction
+  TEAM_LIMITS, type TeamAttributes, type TeamMember, type TeamProject
 } from '../../../schemas/teams.ts'
 import { ROLES, type Role } from '../../../schemas/users.ts'
 import {
@@ -19,7 +19,7 @@ import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { members, projects, team_members, team_projects, teams, users } from '../../db/tables.ts'
 import { andSelected, named, orderOf, patternsOf, perSelection } from '../../db/rows/selection.ts'
 import { readPage, type NamedPageRequest } from '../../rules/pagination.ts'
-import { keepInherited, restrictionOf, type SentSlice } from '../../rules/slices.ts'
+import { keepInherited, shownRestrictions, type SentSlice } from '../../rules/slices.ts'
 
 export type TeamRow = TeamAttributes & { id: string }
 type Found = Readonly<Record<string, unknown>> & Pick<TeamRow, 'member_count' | 'project_count'>
@@ -102,8 +102,7 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
   const slugs = await findSlugs(db, organizationId, idsOf(slices))
   return genuine.map(({ row: { role, slices }, project, name }) => {
     requireAuthentic(db, 'projects', project)
-    const restrictions: TeamRestriction[] = (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs))
-    return { id: project.id, slug: project.slug, name, role, restrictions }
+    return { id: project.id, slug: project.slug, name, role, ...shownRestrictions(slices, slugs) }
   })
 }
 

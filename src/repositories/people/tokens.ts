@@ -21,7 +21,9 @@ import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { api_tokens, environments, former_token_hashes, organization_counters, organizations, projects, targets } from '../../db/tables.ts'
 import { andSelected, orderOf, patternsOf } from '../../db/rows/selection.ts'
 import { heldFrom, heldPage, readPage, type HeldPage, type NamedPageRequest } from '../../rules/pagination.ts'
-import { includesAllAbove, pathOf, restrictionOf, type Slice } from '../../rules/slices.ts'
+import {
+  includesAllAbove, pathOf, restrictionOf, shownRestrictions, type LevelsById, type Slice
+} from '../../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
 export type NewToken = Omit<NewRow<'api_tokens'>, 'id' | 'slices' | keyof ReturnType<typeof madeBy>> &
@@ -464,12 +466,12 @@ async function withRestrictions (
   return shown
 }
 
-function toToken (row: TokenRow, slugs: ReadonlyMap<string, string>): ApiToken {
+function toToken (row: TokenRow, levels: LevelsById): ApiToken {
   const { slices, created_by_type, created_by_id, created_by_name, ...shown } = shownOf('api_tokens', row)
   return {
     ...shown,
     id: String(row.id),
-    restrictions: (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
+    ...shownRestrictions(slices, levels),
     owner: row.user_id === null ? 'organization' : 'user',
     created_by: shownCreator({ created_by_type, created_by_id, created_by_name })
   }

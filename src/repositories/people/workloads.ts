@@ -12,7 +12,7 @@ import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { organization_restores, spent_assertions, workload_rules } from '../../db/tables.ts'
 import { workloadIdOf } from '../../rules/formats/ids.ts'
 import { offsetOf, type NamedPageRequest } from '../../rules/pagination.ts'
-import { coversAll, restrictionOf, type Slice } from '../../rules/slices.ts'
+import { coversAll, shownRestrictions, type LevelsById, type Slice } from '../../rules/slices.ts'
 
 // Trust rules. A row is changed under the lock of its organization.
 
@@ -88,14 +88,14 @@ async function findShown (db: Db, organizationId: string, id: number): Promise<S
 export const showRule = async (db: Db, row: RuleRow): Promise<ShownRule> =>
   toShown(row, await findSlugs(db, row.organization_id, idsOf(row.slices ?? [])))
 
-function toShown (row: RuleRow, slugs: ReadonlyMap<string, string>): ShownRule {
+function toShown (row: RuleRow, levels: LevelsById): ShownRule {
   const { id, created_by_type, created_by_id, created_by_name, ...shown } = shownOf('workload_rules', row)
   return {
     id,
     attributes: {
       ...shown,
       public_id: workloadIdOf(row.organization_id, id),
-      restrictions: (row.slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
+      ...shownRestrictions(row.slices, levels),
       created_by: shownCreator({ created_by_type, created_by_id, created_by_name })
     }
   }

@@ -240,7 +240,7 @@ async function pathTo (
 ): Promise<string> {
   const ids = [project_id, target_id, environment_id]
   const slugs = await findSlugs(db, organizationId, ids)
-  return ids.flatMap((id) => slugs.get(id ?? '') ?? []).join('/')
+  return ids.flatMap((id) => slugs.get(id ?? '')?.slug ?? []).join('/')
 }
 
 type RawLevel = Omit<ChangedLevel, 'path' | 'version' | 'version_created_at'> &

@@ -2,7 +2,8 @@ import { MAX_WARNINGS, type DocumentWarning } from '../../../schemas/documents.t
 import { emptyEntries, type DocumentFormat, type NamedFormat } from './entries.ts'
 import { envDifferences, isRefused, type Difference } from './env-dialect.ts'
 import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from './env.ts'
-import { describeError, documentError, positionAfter, withoutMark, type DocumentError } from './read.ts'
+import { positionAfter, withoutMark } from './positions.ts'
+import { describeError, documentError, type DocumentError } from './read.ts'
 import { tabAsIndentation, unclosedQuote, valueWithoutColon } from './yaml.ts'
 
 /** The fields of a response that say where other readers give other values. */

@@ -1,6 +1,7 @@
 import type { DocumentFormat, Entries } from './entries.ts'
 import { MAX_TOKENS, parseJson } from './json.ts'
-import { readDocument, withoutMark } from './read.ts'
+import { withoutMark } from './positions.ts'
+import { readDocument } from './read.ts'
 import { WORK, type Work } from './work.ts'
 import { YAML_LENGTH } from './yaml.ts'
 

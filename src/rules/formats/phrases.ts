@@ -28,8 +28,8 @@ export const counted = (number: number, noun: string): string => `${number} ${no
 
 /** The slugs of a level as a path: `shop/backend/live`. */
 export const pathOfSlugs = (
-  { project, target, environment }: { project: string, target?: string, environment?: string }, separator = '/'
-): string => [project, target, environment].filter((slug) => slug !== undefined).join(separator)
+  { project, target, environment }: { project: string, target?: string, environment?: string }
+): string => [project, target, environment].filter((slug) => slug !== undefined).join('/')
 
 export interface NamedInviter { type: 'user' | 'api_token', name: string }
 

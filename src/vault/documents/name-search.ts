@@ -100,7 +100,7 @@ export async function searchNames (
   }
 }
 
-type Project = LevelState['project']
+type Project = Pick<LevelState['project'], 'id' | 'encryption_type' | 'secret_format'>
 
 // Groups the restrictions by project. The returned function throws for a project without restrictions if other projects
 // have restrictions.
@@ -124,6 +124,13 @@ const isOfClient = ({ encryption_type }: Project) => encryption_type === 'client
 const toFound = ({ level, project, target, environment }: LevelState, name: string): FoundName => ({
   type: 'secret-names',
   attributes: {
-    name, level, project: project.slug, target: target?.slug ?? null, environment: environment?.slug ?? null
+    name,
+    level,
+    project: project.slug,
+    target: target?.slug ?? null,
+    environment: environment?.slug ?? null,
+    project_name: project.name,
+    target_name: target?.name ?? null,
+    environment_name: environment?.name ?? null
   }
 })

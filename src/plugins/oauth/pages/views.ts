@@ -10,7 +10,7 @@ import type { Session, SessionClient } from '../../../repositories/people/sessio
 import type { OwnToken } from '../../../repositories/people/tokens.ts'
 import type { Membership, User } from '../../../repositories/people/users.ts'
 import { html, type Html } from '../../../rules/formats/html.ts'
-import { counted, inviterOf, pathOfSlugs } from '../../../rules/formats/phrases.ts'
+import { counted, inviterOf } from '../../../rules/formats/phrases.ts'
 import { describeUserAgent } from '../../../rules/formats/user-agents.ts'
 import type { HeldPage } from '../../../rules/pagination.ts'
 import { grantsEverything, readsOnly } from '../../../rules/roles.ts'
@@ -327,8 +327,10 @@ ${heldOf(cookie, 'invitations', invitations.rows.map(({ id, organization, invite
   })), { accept: 'Accept', decline: 'Decline' })}
 ${pagesOf('invitations', invitations)}`}
 <h2>Organizations</h2>
-${heldOf(cookie, 'organizations', memberships.map(({ id, name, role }) => ({
-    id, title: name, text: html`Your role: ${ROLE_NAMES[role]}`
+${heldOf(cookie, 'organizations', memberships.map(({ id, name, slug, role }) => ({
+    id,
+    title: name,
+    text: html`Your role: ${ROLE_NAMES[role]}${hasConsole ? html`, <a href="/console/${slug}">open in the console</a>` : ''}`
   })), { leave: 'Leave' }, 'get')}
 <h2>Where you are signed in</h2>
 ${heldOf(cookie, 'sessions', sessions.rows.map(({ token_hash, created_at, seen_at, network, ...program }) => ({
@@ -598,10 +600,12 @@ const ROLE_NAMES: Record<Role, string> = {
 }
 
 /** The role that an invitation gives in the organization, and the one in its place. */
-const rolesOf = ({ role, place, place_role }: Pick<Shown<OwnInvitation>, 'role' | 'place' | 'place_role'>): string =>
-  ROLE_NAMES[role] + (place === null || place_role === null
-    ? ''
-    : `, with the role ${ROLE_NAMES[place_role]} in ${pathOfSlugs(place, ' / ')}`)
+const rolesOf = (
+  { role, place_names: names, place_role }: Pick<Shown<OwnInvitation>, 'role' | 'place_names' | 'place_role'>
+): string => ROLE_NAMES[role] + (names === null || place_role === null
+  ? ''
+  : `, with the role ${ROLE_NAMES[place_role]} in ${
+    [names.project, names.target, names.environment].filter((name) => name !== null).join(' / ')}`)
 
 const organizationsOf = (memberships: readonly Membership[], none: string): Html => memberships.length === 0
   ? html`<dd>${none}</dd>`

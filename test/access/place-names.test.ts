@@ -1,0 +1,130 @@
+// runs: one database, embedded
+import t from 'tap'
+import { startApp, type Caller } from '../helpers/app.ts'
+import { callAs, makePerson, type Person } from '../helpers/people.ts'
+
+// Answers with places have the names of the levels beside their slugs.
+
+const service = await startApp(t)
+
+/** A project "Web shop" with the slug `shop`; its levels have other names than slugs, too. */
+async function nimbus () {
+  const owner = await service.organization()
+  const { organization: o, call } = owner
+  const made = async (path: string, body: object) => {
+    const { status, body: answer, text } = await call('POST', path, body)
+    if (status >= 300) throw new Error(text)
+    return answer.data
+  }
+  await made(`/${o}/projects`, { name: 'Web shop', slug: 'shop' })
+  await made(`/${o}/shop/targets`, { name: 'The backend', slug: 'backend' })
+  for (const [name, slug] of [['Live for all', 'live'], ['Test', 'test']]) {
+    await made(`/${o}/shop/backend/environments`, { name, slug })
+  }
+  await made(`/organizations/${o}/teams`, { name: 'Team' })
+  const team = `/organizations/${o}/teams/team`
+  const person = await makePerson(service, { [o]: 'guest' })
+  await call('PUT', `${team}/members/${person.id}`, {})
+  return { ...owner, o, made, team, person }
+}
+
+const LIVE = { project: 'shop', target: 'backend', environment: 'live' }
+const TARGET = { project: 'shop', target: 'backend' }
+const NAMES = { project: 'Web shop', target: 'The backend', environment: 'Live for all' }
+const OF_TARGET = { ...NAMES, environment: null }
+const OF_PROJECT = { ...OF_TARGET, target: null }
+
+type Parts = Record<'restrictions' | 'restriction_names', unknown[]>
+const partsOf = ({ restrictions, restriction_names }: Parts) => [restrictions, restriction_names]
+const accessIn = async ({ call }: Pick<Caller, 'call'>, o: string, { id }: Person) =>
+  (await call('GET', `/organizations/${o}/members/${id}/access`)).body.data.attributes.projects[0]
+
+t.test('the access of a member and a team have the names of restrictions, in their order', async (t) => {
+  const { o, call, team, person } = await nimbus()
+  const owner = { call }
+  const both = [{ ...LIVE, inherited: true }, TARGET]
+  await call('PUT', `${team}/projects/shop`, { role: 'member', restrictions: both })
+  const access = await accessIn(owner, o, person)
+  const byPart = new Map<string, object>([[JSON.stringify(both[0]), NAMES], [JSON.stringify(TARGET), OF_TARGET]])
+  for (const parts of [...access.teams, ...access.rights] as Parts[]) {
+    t.strictSame(parts.restriction_names, parts.restrictions.map((part) => byPart.get(JSON.stringify(part))))
+    t.equal(parts.restrictions.length, 2)
+  }
+  t.strictSame(await accessIn({ call: await callAs(service, person) }, o, person), access, 'the person sees the same')
+  const [shown] = (await call('GET', team)).body.data.attributes.projects
+  t.strictSame(shown.restriction_names, shown.restrictions.map((part: object) => byPart.get(JSON.stringify(part))))
+
+  await call('PUT', `${team}/projects/shop`, { role: 'member', restrictions: [{ except_status: 'production' }] })
+  t.match(await accessIn(owner, o, person), { teams: [{ restriction_names: [OF_PROJECT] }] })
+  await call('PUT', `${team}/projects/shop`, { role: 'member', restrictions: [] })
+  t.match(await accessIn(owner, o, person), { teams: [{ restrictions: [], restriction_names: [] }] })
+})
+
+t.test('a renamed level has its new name, and a deleted one is left out of both lists', async (t) => {
+  const { o, call, team, person } = await nimbus()
+  const test = { ...TARGET, environment: 'test' }
+  await call('PUT', `${team}/projects/shop`, { role: 'member', restrictions: [LIVE, test] })
+  await call('PATCH', `/${o}/shop/backend/live`, { name: 'Production' })
+  await call('DELETE', `/${o}/shop/backend/test`)
+  const access = await accessIn({ call }, o, person)
+  t.strictSame(partsOf(access.teams[0]), [[LIVE], [{ ...NAMES, environment: 'Production' }]])
+})
+
+t.test('tokens and trust rules have the names of their restrictions, and accept the answer again', async (t) => {
+  const { o, call, made } = await nimbus()
+  const restrictions = [LIVE, TARGET, { project: 'shop' }]
+  const names = [NAMES, OF_TARGET, OF_PROJECT]
+  const keys = `/organizations/${o}/api-keys`
+  const { id } = (await call('POST', keys, { name: 'Limited', abilities: ['secret:read'], restrictions })).body.api_key
+  const read = async () => (await call('GET', `${keys}/${id}`)).body.data
+  t.strictSame(partsOf(await read()), [restrictions, names])
+  const listed = (await call('GET', keys)).body.data as (Parts & { id: string })[]
+  t.strictSame(listed.find((one) => one.id === id)?.restriction_names, names)
+  const again = await call('PATCH', `${keys}/${id}`, { restrictions: (await read()).restrictions })
+  t.strictSame([again.status, partsOf(again.body.data)], [200, [restrictions, names]])
+
+  const { attributes } = await made(`/organizations/${o}/workloads`, {
+    name: 'Deployment',
+    preset: 'github-actions',
+    issuer: 'https://token.actions.githubusercontent.com',
+    claims: { repository_id: '74' },
+    scopes: ['secret:read'],
+    restrictions: [LIVE],
+    jwks: null
+  })
+  t.strictSame(partsOf(attributes), [[LIVE], [NAMES]])
+})
+
+t.test('an invitation has the names of its place for both sides, and none after its deletion', async (t) => {
+  const { o, call } = await nimbus()
+  const guest = await makePerson(service)
+  const members = `/organizations/${o}/members`
+  const sent = await call('POST', members, { email: guest.email, role: 'guest', place: LIVE, place_role: 'member' })
+  t.match(sent.body.data.attributes, { place: LIVE, place_names: NAMES })
+  const own = await callAs(service, guest)
+  const placesOf = async () => [
+    (await call('GET', `/organizations/${o}/invitations`)).body.data[0].attributes.place_names,
+    (await own('GET', '/user/invitations')).body.data[0].attributes.place_names
+  ]
+  t.strictSame(await placesOf(), [NAMES, NAMES])
+  await call('DELETE', `/${o}/shop/backend/live`)
+  t.strictSame(await placesOf(), [null, null])
+})
+
+t.test('a search shows the names of the levels that the person may search, and of no others', async (t) => {
+  const { o, call, team, person } = await nimbus()
+  for (const place of [{ project: 'shop' }, TARGET, LIVE]) {
+    await call('POST', `/${o}/secrets/store`, { ...place, plaintext: 'DB_URL=1\n' })
+  }
+  const find = async (by: Caller['call']) => {
+    const { body } = await by('GET', `/${o}/secrets/names?search=DB`)
+    return (body.data as { attributes: Record<string, string | null> }[]).map(({ attributes }) =>
+      [attributes.project_name, attributes.target_name, attributes.environment_name])
+  }
+  t.strictSame(await find(call), [OF_PROJECT, OF_TARGET, NAMES].map((names) => Object.values(names)))
+  await call('PUT', `${team}/projects/shop`, { role: 'member', restrictions: [LIVE] })
+  const own = await callAs(service, person)
+  t.strictSame(await find(own), [Object.values(NAMES)])
+  const access = JSON.stringify(await accessIn({ call: own }, o, person))
+  t.notMatch(access, /"Test"/, 'no name of an environment without access')
+})
