@@ -40,12 +40,11 @@ export interface Reply<O extends Operation> {
 
 export class ApiError extends Error {
   status: number
-  code: string
   details: Record<string, unknown>
   /** Messages by field. */
   errors: Record<string, string[]>
 
-  constructor (status: number, body: { error?: string, message?: string, details?: object, errors?: object }) {
+  constructor (status: number, body: { message?: string, details?: object, errors?: object }) {
     const { required_scope, line, column } = (body.details ?? {}) as Record<string, string>
     super([
       body.message ?? `The service answered with status ${status}.`,
@@ -53,7 +52,6 @@ export class ApiError extends Error {
       line !== undefined && `The first error is in line ${line}${column === undefined ? '' : `, column ${column}`}.`
     ].filter(Boolean).join(' '))
     this.status = status
-    this.code = body.error ?? ''
     this.details = (body.details ?? {}) as Record<string, unknown>
     this.errors = (body.errors ?? {}) as Record<string, string[]>
   }

@@ -96,9 +96,8 @@ function Warnings ({ warnings = [], warnings_more: more = 0 }: ImportPlan) {
   )
 }
 
-export function Import ({ level, project }: At) {
+export function Import ({ level, project, done }: At & { done: () => void }) {
   const [text, setText] = useState<string | undefined>('')
-  const [count, setCount] = useState(0)
   const [format, setFormat] = useState<Format>(project.format)
   const [keeps, setKeeps] = useState(true)
   const [plan, setPlan] = useState<ImportPlan>()
@@ -125,9 +124,7 @@ export function Import ({ level, project }: At) {
         etag = after
         versions++
       }
-      // A new key empties the form.
-      setCount(count + 1)
-      change('')
+      done()
       sayChanged(`Imported into ${titleOf(level)}.`, level, versions === 0 ? undefined : etag, project.isClient, versions)
     } catch (error) {
       if (versions > 0) sayChanged(`Imported ${stored} of ${parts.length} parts.`, level, etag, project.isClient, versions)
@@ -138,7 +135,7 @@ export function Import ({ level, project }: At) {
   }
   return (
     <div>
-      <Form key={count} name='import.preview' keep kind='' run={preview}>
+      <Form name='import.preview' keep kind='' run={preview}>
         <FileField label='Text to import' value='' change={change} />
         <Field
           label='Format of the text' name='format' value={format} onInput={(value) => change(text, value as Format)}

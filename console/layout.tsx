@@ -1,11 +1,15 @@
 import { signal } from '@preact/signals'
+import {
+  ChevronRight, KeyRound, Layers, Menu, ScrollText, Search as Loupe, TrendingUp, User, Users, Vault, Workflow,
+  type IconNode
+} from 'lucide'
 import { useEffect, useState } from 'preact/hooks'
 import { call, type Answer, type Schemas } from './api.ts'
 import { BASE } from './auth.ts'
-import { Icon, type IconName } from './icons.tsx'
-import { levelOf, levelPath, nameOf, sought } from './levels.ts'
-import { can, canSomewhere, shownProject } from './rights.ts'
-import { PAGES, place, type PageName } from './router.ts'
+import { Icon } from './icons.tsx'
+import { levelOf, levelPath, nameOf } from './levels.ts'
+import { can, canSomewhere, onlyLevelOf, shownProject } from './rights.ts'
+import { PAGES, place, sought, type PageName } from './router.ts'
 import type { Ability } from './scopes.ts'
 import { membership, memberships, person, roleName } from './session.ts'
 import { Act, Dialog, Empty, Field, Form, may, To, type Fields } from './ui.tsx'
@@ -16,10 +20,9 @@ import { shownName } from './values.ts'
 export const isMenuOpen = signal(false)
 
 const ENTRIES = [
-  ['start', 'levels', 'organization:read'], ['people', 'people', 'member:read'], ['tokens', 'key', 'api-token:read'],
-  ['workloads', 'workload', 'api-token:read'],
-  ['audit', 'log', 'organization:read'], ['usage', 'usage', 'billing:read']
-] as const satisfies readonly (readonly [PageName, IconName, Ability])[]
+  ['start', Layers, 'organization:read'], ['people', Users, 'member:read'], ['tokens', KeyRound, 'api-token:read'],
+  ['workloads', Workflow, 'api-token:read'], ['audit', ScrollText, 'organization:read'], ['usage', TrendingUp, 'billing:read']
+] as const satisfies readonly (readonly [PageName, IconNode, Ability])[]
 
 export function SideBar ({ leave }: { leave: () => Promise<void> }) {
   const { page, organization } = place.value
@@ -27,7 +30,7 @@ export function SideBar ({ leave }: { leave: () => Promise<void> }) {
   const others = memberships.value.filter(({ slug }) => slug !== organization)
   return (
     <aside class={isMenuOpen.value ? 'side open' : 'side'} id='side' onKeyDown={({ key }) => { if (key === 'Escape') isMenuOpen.value = false }}>
-      <To to={{}} more={{ class: 'brand' }}><Icon of='vault' />Strongroom</To>
+      <To to={{}} more={{ class: 'brand' }}><Icon of={Vault} />Strongroom</To>
       {others.length > 0 && chosen !== undefined && (
         <details>
           <summary>{chosen.name}<span class='hidden'>: other organizations</span></summary>
@@ -50,7 +53,7 @@ export function SideBar ({ leave }: { leave: () => Promise<void> }) {
       )}
       <div class='me'>
         <p>{person.value?.name}{chosen?.role !== undefined && `, ${roleName(chosen.role)}`}</p>
-        <a href={`${BASE.pathname}account`}><Icon of='person' />Account</a>
+        <a href={`${BASE.pathname}account`}><Icon of={User} />Account</a>
         <Act name='sign-out' kind='plain' run={leave} />
       </div>
     </aside>
@@ -71,13 +74,13 @@ export function Crumbs () {
   return (
     <header class='top'>
       <button type='button' class='plain icon-button menu' aria-expanded={isMenuOpen.value} aria-controls='side' onClick={() => { isMenuOpen.value = !isMenuOpen.value }}>
-        <Icon of='menu' /><span class='hidden'>Menu</span>
+        <Icon of={Menu} /><span class='hidden'>Menu</span>
       </button>
       <nav aria-label='Place'>
         <ol>
           {steps.map(([text, to], i) => (
             <li key={i}>
-              {i > 0 && <Icon of='step' />}
+              {i > 0 && <Icon of={ChevronRight} />}
               {/* A level above can be one that the person has no access to. */}
               {i === 2 && environment !== undefined && !canSeeLevel({ project, target })
                 ? <span>{text}</span>
@@ -100,7 +103,7 @@ export function Tabs () {
   const { page, organization, project, target, environment } = place.value
   const at = { organization, project, target, environment }
   const tabs = [
-    ['matrix', PAGES.matrix, true],
+    ['matrix', PAGES.matrix, shownProject.value === undefined || onlyLevelOf(shownProject.value) === undefined],
     ['level', target === undefined ? 'Project document' : nameOf(at), canSeeLevel(at)],
     ['history', PAGES.history, can(['secret:history'])],
     ['keys', PAGES.keys, can(['key:retrieve'], { project })],
@@ -145,7 +148,7 @@ function Search ({ organization }: { organization: string }) {
   return (
     <>
       <button type='button' class='search' aria-keyshortcuts='/' onClick={() => setOpen(true)}>
-        <Icon of='search' /><span>Search names</span> <kbd aria-hidden='true'>/</kbd>
+        <Icon of={Loupe} /><span>Search names</span> <kbd aria-hidden='true'>/</kbd>
       </button>
       {isOpen && (
         <Dialog title='Search names' close={close}>
@@ -157,11 +160,11 @@ function Search ({ organization }: { organization: string }) {
               {results.found.length === 0 && results.meta.next === null &&
                 <Empty>No name contains {results.search}.</Empty>}
               <ul class='list results'>
-                {results.found.map(({ attributes: { name, project, target, environment } }) => {
+                {results.found.map(({ attributes: { name, project, target, environment, ...names } }) => {
                   const level = levelOf({ organization, slug: project }, { target, environment })
                   return (
                     <li key={`${levelPath(level)} ${name}`} onClick={() => { sought.value = name; close() }}>
-                      <To to={{ page: 'level', ...level }}><code>{shownName(name)}</code> <span>{[project, target, environment].filter(Boolean).join(' / ')}</span></To>
+                      <To to={{ page: 'level', ...level }}><code>{shownName(name)}</code> <span>{[names.project_name, names.target_name, names.environment_name].filter(Boolean).join(' / ')}</span></To>
                     </li>
                   )
                 })}

@@ -1,4 +1,3 @@
-import { signal } from '@preact/signals'
 import { ApiError, call, type Reply, type Request, type Schemas } from './api.ts'
 import { openBlob, sealBlob } from '../src/client/keys.ts'
 import { heldKey, isOpen } from './held-keys.ts'
@@ -6,9 +5,6 @@ import { shownProject } from './rights.ts'
 import { changeValues, compareValues, isNestedJson, nestedValues, problemIn, readValues, type Comparison, type Format, type NameChange } from './values.ts'
 
 // A level is a project, a target or an environment. Each kind has operations of its own.
-
-/** The name that the page of a level shows first, after a search. */
-export const sought = signal('')
 
 type Part = string | undefined
 export interface Level { organization: string, project: string, target?: Part, environment?: Part }
@@ -136,7 +132,7 @@ export async function changeNames (
   }
   const document = await readDocument(level, true)
   if (etag !== undefined && document.etag !== etag) {
-    throw new ApiError(412, { error: 'precondition_failed', message: 'The level has changed since this page was loaded.' })
+    throw new ApiError(412, { message: 'The level has changed since this page was loaded.' })
   }
   const text = changeValues(format, document.text, change)
   return text === document.text ? undefined : (await storeDocument(level, text, document.etag, true)).etag

@@ -8,7 +8,7 @@ import { BASE, signInQuestion, signOut, start, waiting } from './auth.ts'
 import { Crumbs, isMenuOpen, SideBar, Tabs } from './layout.tsx'
 import { titleOf } from './levels.ts'
 import { loadRights, projectOf, rights, shownProject } from './rights.ts'
-import { arrive, PAGES, place, type PageName, type Place } from './router.ts'
+import { arrive, go, PAGES, place, sought, type PageName, type Place } from './router.ts'
 import { loadPerson, membership, memberships, person } from './session.ts'
 import { Act, Curl, Dialog, Head, messageOf, Missing, notice, Problem, Progress, Show, useLoad } from './ui.tsx'
 import { AuditPage } from './pages/audit.tsx'
@@ -118,7 +118,7 @@ function ProjectContent ({ page, organization, project: slug, target, environmen
         return (
           <>
             <Head title={page === 'level' ? title : `${PAGES[page as PageName]} of ${title}`}><Tabs /></Head>
-            <View key={JSON.stringify([page, target, environment])} level={level} project={project} />
+            <View key={JSON.stringify([page, target, environment, sought.value])} level={level} project={project} />
           </>
         )
       }}
@@ -175,8 +175,7 @@ async function main () {
     const [only] = memberships.value
     arrive()
     if (place.value.organization === '' && only !== undefined && memberships.value.length === 1) {
-      history.replaceState(null, '', `${location.pathname.replace(/\/$/, '')}/${encodeURIComponent(only.slug)}`)
-      arrive()
+      go({ organization: only.slug }, 'replaceState')
     }
     state.value = { is: 'ready' }
   } catch (error) {

@@ -66,6 +66,10 @@ export function inOrder (levels: readonly Column[]): Column[] {
   return [...levels].sort((a, b) => keyOf(a) < keyOf(b) ? -1 : 1)
 }
 
+/** The level of a project of which the person sees no other one; undefined for the document of the project. */
+export const onlyLevelOf = ({ levels, next }: Project): Column | undefined =>
+  levels.length === 1 && next === null ? levels.find(({ level }) => level !== 'project') : undefined
+
 interface At { project?: string | undefined, target?: string | undefined, environment?: string | undefined }
 
 const isInside = ({ target, environment, except_status }: Restriction, at: At): boolean =>
@@ -76,21 +80,17 @@ const statusOf = (at: At) => shownProject.value?.levels.find((one) =>
   one.target === (at.target ?? null) && one.environment === (at.environment ?? null))?.status
 
 /** Whether the person has the scopes at a place, by default that of the page. */
-export function can (scopes: readonly Ability[], at: At = place.value): boolean {
-  const now = rights.value
-  return scopes.every((scope) => now === null || now.scopes === null || now.scopes.includes(scope) ||
-    partsWith(now, scope, at.project).some((part) => part === null || isInside(part, at)))
-}
+export const can = (scopes: readonly Ability[], at: At = place.value): boolean =>
+  scopes.every((scope) => has(scope, at.project, (part) => isInside(part, at)))
 
 /** Whether the person has the scopes in some part of a project, or of any project. */
-export function canSomewhere (scopes: readonly Ability[], project?: string): boolean {
-  const now = rights.value
-  return scopes.every((scope) => now === null || now.scopes === null || now.scopes.includes(scope) ||
-    partsWith(now, scope, project).length > 0)
-}
+export const canSomewhere = (scopes: readonly Ability[], project?: string): boolean =>
+  scopes.every((scope) => has(scope, project, () => true))
 
-/** The parts of a project, or of all projects, in which teams give the scope; null: a whole project. */
-const partsWith = ({ projects }: Rights, scope: Ability, project?: string): (Restriction | null)[] => projects
-  .filter(({ slug }) => project === undefined || slug === project)
-  .flatMap(({ rights }) => rights.filter(({ scopes }) => (scopes as string[]).includes(scope)))
-  .flatMap(({ restrictions }) => restrictions.length === 0 ? [null] : restrictions)
+/** Whether the role in the organization gives a scope, or a team does: in a whole project, or in such a part of one. */
+function has (scope: Ability, project: string | undefined, isWanted: (part: Restriction) => boolean): boolean {
+  const { scopes, projects } = rights.value ?? { scopes: null, projects: [] }
+  return scopes === null || scopes.includes(scope) || projects.some(({ slug, rights }) =>
+    (project === undefined || slug === project) && rights.some(({ scopes, restrictions }) =>
+      scopes.includes(scope) && (restrictions.length === 0 || restrictions.some(isWanted))))
+}

@@ -62,9 +62,19 @@ export function pathOf ({ page, organization, project, target, environment }: Pa
 }
 
 export const place = signal<Place>(placeOf(HOME))
+/** The name of a secret that the page of a level shows first, after a search. */
+export const sought = signal('')
 
-export function go (to: Partial<Place>) { history.pushState(null, '', pathOf(to)); arrive() }
+/** Goes to a page. `replaceState`: the way back leads past the present one. */
+export function go (to: Partial<Place>, how: 'pushState' | 'replaceState' = 'pushState') {
+  history[how](null, '', pathOf(to))
+  arrive()
+}
 
-export function arrive () { place.value = placeOf(location.pathname); window.scrollTo(0, 0) }
+export function arrive () {
+  sought.value = ''
+  place.value = placeOf(location.pathname)
+  window.scrollTo(0, 0)
+}
 
 window.addEventListener('popstate', arrive)

@@ -46,5 +46,10 @@ const ROLES: Record<Schemas['Role'], string> = {
 }
 export const ROLE_OPTIONS = Object.entries(ROLES)
 /** Roles in projects: a billing manager and a guest have nothing to do there. */
-export const PROJECT_ROLE_OPTIONS = ROLE_OPTIONS.filter(([role]) => role !== 'billing_manager' && role !== 'guest')
+export const PROJECT_ROLE_OPTIONS = Object.entries({
+  ...ROLES,
+  owner: 'Owner: everything there',
+  administrator: 'Administrator: everything there',
+  auditor: 'Auditor: sees the history there, but no secrets'
+}).filter(([role]) => role !== 'billing_manager' && role !== 'guest')
 export const roleName = (role: string): string => (ROLES[role as Schemas['Role']] ?? role).split(':')[0]!

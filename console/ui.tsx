@@ -1,9 +1,10 @@
 import { signal } from '@preact/signals'
+import { X, type IconNode } from 'lucide'
 import { createContext, type ComponentChildren } from 'preact'
 import { useContext, useEffect, useLayoutEffect, useId, useRef, useState } from 'preact/hooks'
 import { actionOf, type Action } from './actions.ts'
 import { ApiError, curlOf, sent } from './api.ts'
-import { Icon, type IconName } from './icons.tsx'
+import { Icon } from './icons.tsx'
 import { can } from './rights.ts'
 import { go, pathOf, type Place } from './router.ts'
 import { shownName, type Comparison } from './values.ts'
@@ -59,7 +60,7 @@ function useRun<A extends unknown[]> (run: (...values: A) => unknown) {
 }
 
 /** `icon`: the button shows the icon alone. `at`: the level of the action; by default the place of the page. */
-interface Look { name: Action, label?: string, description?: string, kind?: '' | 'main' | 'danger' | 'plain', icon?: IconName, at?: Partial<Place> }
+interface Look { name: Action, label?: string, description?: string, kind?: '' | 'main' | 'danger' | 'plain', icon?: IconNode, at?: Partial<Place> }
 
 export const may = (name: Action, at?: Partial<Place>): boolean => can(actionOf(name).needs, at)
 
@@ -199,7 +200,7 @@ export function Dialog ({ title, close, children }: { title: string, close: () =
     <dialog ref={dialog} aria-labelledby={id} onCancel={(event) => { event.preventDefault(); close() }}>
       <div class='title'>
         <h2 id={id}>{title}</h2>
-        <button type='button' class='plain icon-button' title='Close' onClick={close}><Icon of='close' /><span class='hidden'>Close</span></button>
+        <button type='button' class='plain icon-button' title='Close' onClick={close}><Icon of={X} /><span class='hidden'>Close</span></button>
       </div>
       {children}
     </dialog>

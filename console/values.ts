@@ -3,6 +3,7 @@ import { readJsonDocument } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
 import { readEnv, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
 import { compactJson } from '../src/rules/documents/json-values.ts'
+import { positionAfter, withoutMark } from '../src/rules/documents/positions.ts'
 import { envEditor } from '../src/rules/editing/env.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
 import { isRefusal } from '../src/rules/editing/plan.ts'
@@ -59,8 +60,6 @@ function read (format: 'env' | 'json', source: string) {
   }
 }
 
-const withoutMark = (text: string): string => text.replace(/^\ufeff/, '')
-
 /** The names and values of a document; undefined if the browser cannot read the format or the text. */
 export function readValues (format: Format, text: string): Values | undefined {
   const source = withoutMark(text)
@@ -73,12 +72,7 @@ export function problemIn (format: Format, text: string): { line: number, column
   if (format === 'yaml' || format === 'text') return undefined
   // A blank text is a missing document for `readValues`, but no JSON to the service and the command line client.
   const { errorAt } = read(format, withoutMark(text))
-  return errorAt === undefined ? undefined : positionAt(withoutMark(text), errorAt)
-}
-
-function positionAt (text: string, offset: number) {
-  const lines = text.slice(0, offset).split(/\r\n?|\n/)
-  return { line: lines.length, column: [...lines.at(-1)!].length + 1 }
+  return errorAt === undefined ? undefined : positionAfter(withoutMark(text).slice(0, errorAt))
 }
 
 const MAX_LISTED = 20
@@ -88,7 +82,7 @@ export function differencesIn (format: Format, text: string) {
   const source = withLineFeeds(withoutMark(text))
   const { assignments } = format === 'env' ? read(format, source) : {}
   const found = assignments ? envDifferences(source, assignments) : []
-  const at = ({ offset, name, reason }: Difference) => ({ ...positionAt(source, offset), name, reason })
+  const at = ({ offset, name, reason }: Difference) => ({ ...positionAfter(source.slice(0, offset)), name, reason })
   const warnings = found.slice(0, MAX_LISTED).map(at)
   const refused = found.filter(({ reason }) => isRefused(reason)).map(at)[0]
   return { refused, notes: { warnings, warnings_more: found.length - warnings.length } }

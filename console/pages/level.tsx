@@ -1,3 +1,4 @@
+import { Copy, Eye, EyeOff, History, Pencil, Trash2 } from 'lucide'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { call } from '../api.ts'
 import { hasNameHistory, NameHistory, sayChanged, SetName, useChange } from '../cell.tsx'
@@ -5,15 +6,16 @@ import { isNarrow, rowsOf, useGrid } from '../grid.tsx'
 import { Import } from '../import.tsx'
 import { InviteHere } from '../invitations.tsx'
 import {
-  callLevel, inBody, kindOf, levelPath, readDocument, requireParsed, sought, stateOf, storeDocument, titleOf, type Kind,
+  callLevel, inBody, kindOf, levelPath, readDocument, requireParsed, stateOf, storeDocument, titleOf, type Kind,
   type Level, type LevelDocument, type State
 } from '../levels.ts'
 import { can, type Project } from '../rights.ts'
+import { sought } from '../router.ts'
 import {
   conceal, KeyGate, readInherited, readOne, readPath, reveal, revealed, Secret, Value, ValueField, type At
 } from '../secrets.tsx'
 import {
-  Act, Check, Danger, Dialog, download, Empty, Field, Form, may, Section, Show, useForgetting, useLoad
+  Act, Check, Danger, Dialog, download, Empty, Field, Form, InDialog, Section, Show, useForgetting, useLoad
 } from '../ui.tsx'
 import { changeOf, shownName } from '../values.ts'
 
@@ -24,11 +26,12 @@ export function LevelPage ({ level, project }: At) {
     <KeyGate level={level} project={project}>
       {!canRead
         ? <Empty>Your role does not include the values of this level.</Empty>
-        : hasNames ? <Names level={level} project={project} /> : <p>Edit this document as a whole.</p>}
+        : hasNames
+          ? <Names level={level} project={project} />
+          : <div class='toolbar'><p>Edit this document as a whole.</p><ImportButton level={level} project={project} /></div>}
       {canRead && (
         <Section title='Document'>
           <DocumentEditor level={level} project={project} />
-          {may('import.preview') && <details><summary>Import a text or a file</summary><Import level={level} project={project} /></details>}
           <div class='actions'>
             <Act name='document.download' run={() => downloadDocument(level, project)} />
             <Danger name='document.delete' title={`Delete the document of ${titleOf(level)}?`} run={() => remove(level, project)}>
@@ -41,6 +44,12 @@ export function LevelPage ({ level, project }: At) {
     </KeyGate>
   )
 }
+
+const ImportButton = ({ level, project }: At) => (
+  <InDialog name='import.preview' label='Import' title={`Import into ${titleOf(level)}`} more={{}}>
+    {(close) => <Import level={level} project={project} done={close} />}
+  </InDialog>
+)
 
 /** The whole document. It is shown only while somebody edits it. */
 function DocumentEditor ({ level, project }: At) {
@@ -109,27 +118,21 @@ const levelAbove = ({ organization, project, target, environment }: Level, kind:
 
 function Names ({ level, project }: At) {
   const [text, setText] = useState(sought.peek())
-  const [start, setStart] = useState(text)
   const [isAdding, setAdding] = useState<State>()
   const names = useLoad(() => namesOf(level, project), [])
   const source = levelPath(level)
-  useEffect(() => {
-    if (sought.value === '') return
-    setText(sought.value)
-    setStart(sought.value)
-    sought.value = ''
-  }, [sought.value])
   useEffect(() => () => conceal(source), [source])
   const revealAll = async () => reveal(source, await readInherited(level, project))
   return (
     <>
       <div class='toolbar'>
-        <div class='filter'><Field key={start} label='Only names that contain' name='filter' type='search' isCompact value={start} onInput={setText} /></div>
+        <div class='filter'><Field label='Only names that contain' name='filter' type='search' isCompact value={sought.peek()} onInput={setText} /></div>
         {names.value !== undefined && names.value.length > 0 && (
           <Danger name='document.reveal' kind='' title='Reveal all values?' run={revealAll}>
             <p>All {names.value.length} values are shown for 30 seconds. The read is in the audit log.</p>
           </Danger>
         )}
+        <ImportButton level={level} project={project} />
         <Act name='name.add' kind='main' run={async () => setAdding(await stateOf(level))} />
       </div>
       <Show of={names}>{(rows) => <NameList level={level} project={project} rows={rows} text={text} />}</Show>
@@ -186,12 +189,12 @@ function NameList ({ level, project, rows, text }: At & { rows: readonly NameRow
         <td class='short'><Value value={value} /></td>
         <td class='tools'>
           {value === undefined
-            ? <Act key='show' name='reveal' icon='show' {...look(1)} run={async () => reveal(source, [[name, await read()]])} />
-            : <Act key='show' name='hide' icon='hide' {...look(1)} run={() => conceal(source, name)} />}
-          <Act name='copy' icon='copy' {...look(2)} run={async () => navigator.clipboard.writeText(await read())} />
-          <Act name='name.edit' icon='edit' {...look(3)} run={async () => toggle({ kind: 'edit', name, base: await stateOf(level) })} />
-          {tools.includes(4) && <Act name='name.history' icon='history' at={owner} {...look(4)} run={() => toggle({ kind: 'history', name })} />}
-          {isHere && <Act name='name.remove' icon='remove' {...look(5)} more={grid.cell(index, 5, tools)} run={async () => apply({ unset: [name] }, await stateOf(level), `Removed ${label} from ${titleOf(level)}.`)} />}
+            ? <Act key='show' name='reveal' icon={Eye} {...look(1)} run={async () => reveal(source, [[name, await read()]])} />
+            : <Act key='show' name='hide' icon={EyeOff} {...look(1)} run={() => conceal(source, name)} />}
+          <Act name='copy' icon={Copy} {...look(2)} run={async () => navigator.clipboard.writeText(await read())} />
+          <Act name='name.edit' icon={Pencil} {...look(3)} run={async () => toggle({ kind: 'edit', name, base: await stateOf(level) })} />
+          {tools.includes(4) && <Act name='name.history' icon={History} at={owner} {...look(4)} run={() => toggle({ kind: 'history', name })} />}
+          {isHere && <Act name='name.remove' icon={Trash2} {...look(5)} more={grid.cell(index, 5, tools)} run={async () => apply({ unset: [name] }, await stateOf(level), `Removed ${label} from ${titleOf(level)}.`)} />}
         </td>
       </tr>,
       at === index && open !== undefined && (
@@ -207,7 +210,7 @@ function NameList ({ level, project, rows, text }: At & { rows: readonly NameRow
       )
     ]
   }
-  if (found.length === 0) return <Empty>{rows.length === 0 ? 'This level has no names yet. Add one, or import an .env file below.' : 'No name contains this text.'}</Empty>
+  if (found.length === 0) return <Empty>{rows.length === 0 ? 'This level has no names yet. Add one, or import an .env file.' : 'No name contains this text.'}</Empty>
   return (
     <>
       {view}

@@ -1,9 +1,10 @@
-import { useState } from 'preact/hooks'
+import { useEffect, useState } from 'preact/hooks'
 import { ApiError, call } from '../api.ts'
 import { InviteHere } from '../invitations.tsx'
 import { levelOf, readDocument, type Cell, type Column, type Matrix, type Row } from '../levels.ts'
 import { MatrixTable, type Filter } from '../matrix-table.tsx'
-import { canSomewhere, inOrder, projectIn, shownProject, type Project } from '../rights.ts'
+import { canSomewhere, inOrder, onlyLevelOf, projectIn, shownProject, type Project } from '../rights.ts'
+import { go } from '../router.ts'
 import { KeyGate, namesIn, type At } from '../secrets.tsx'
 import { Act, Empty, Later, may, Show, To, useLoad } from '../ui.tsx'
 import type { Values } from '../values.ts'
@@ -12,7 +13,14 @@ import { LevelTree } from './settings.tsx'
 /** A page of names; null: the person may not read them, or there are none. */
 interface Part { project: Project, names: Matrix['names'], total: number }
 
-export function MatrixPage ({ level, project: known }: At) {
+/** A person with access to one level alone goes to it. */
+export function MatrixPage ({ level, project }: At) {
+  const only = onlyLevelOf(project)
+  useEffect(() => { if (only !== undefined) go({ page: 'level', ...levelOf(project, only) }, 'replaceState') }, [])
+  return only === undefined ? <Levels level={level} project={project} /> : null
+}
+
+function Levels ({ level, project: known }: At) {
   const { organization, project: slug } = level
   const [asked, setAsked] = useState<Query>({})
   const loaded = useLoad(() => load(known, asked), [asked])
@@ -47,7 +55,7 @@ export function MatrixPage ({ level, project: known }: At) {
                     {...total > names.length && { more: `These are the first ${names.length} of ${total} names. Search all names to see others.` }}
                   />
                   )
-                : <Levels project={project} />}
+                : <Tree project={project} />}
             {project.next !== null && (asked.only === undefined ? <Act name='matrix.more' run={more} /> : <p class='hint'>Show all names to see more levels.</p>)}
             {project.levels.length === 1 && may('target.create', { project: slug }) && <p>The project has no targets yet: <To to={{ page: 'settings', organization, project: slug }}>add a target and its environments</To>.</p>}
             <InviteHere level={level} />
@@ -58,7 +66,7 @@ export function MatrixPage ({ level, project: known }: At) {
   )
 }
 
-const Levels = ({ project }: { project: Project }) => (
+const Tree = ({ project }: { project: Project }) => (
   <>
     <Empty>{project.isClient || project.format === 'text' ? 'Only the document of a level as a whole can be shown: open a level.' : 'Your role does not include the names of this project.'}</Empty>
     <LevelTree project={project} />

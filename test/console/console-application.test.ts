@@ -3,11 +3,12 @@ import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { mock } from 'node:test'
 import { brotliCompressSync } from 'node:zlib'
+import { Vault } from 'lucide'
 import t from 'tap'
 import { parse } from 'yaml'
 import { CHANGE_LIMITS } from '../../schemas/changes.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
-import { STYLE } from '../../src/http/pages/style.ts'
+import { LOGO, STYLE } from '../../src/http/pages/style.ts'
 import { documentError, readDocument } from '../../src/rules/documents/read.ts'
 import { changeNames } from '../../src/rules/editing/change.ts'
 import { load, operationsOfConsole } from '../helpers/console.ts'
@@ -389,6 +390,13 @@ t.test('the account pages have the colors, type and space of the console', async
   t.strictSame(ofPages.filter((one) => !ofConsole.includes(one)), [])
   const used = new Set([...STYLE.matchAll(/var\((--[\w-]+)\)/g)].map(([, name]) => name!))
   t.strictSame([...used].filter((name) => !ofPages.some((one) => one.startsWith(`${name}:`))), [])
+})
+
+t.test('the account pages and the console have one logo', async (t) => {
+  const shapes = [...LOGO.matchAll(/<(rect|circle|path) ([^>]*)\/>/g)].map(([, name, attributes]) =>
+    [name, Object.fromEntries([...attributes!.matchAll(/([\w-]+)="([^"]*)"/g)].map(([, key, value]) => [key, value]))])
+  t.strictSame(shapes, Vault.map(([name, attributes]) => [name, { ...attributes }]))
+  t.match(readFileSync('console/layout.tsx', 'utf8'), '<Icon of={Vault} />Strongroom')
 })
 
 t.test('an address with a malformed escape is a place', async (t) => {

@@ -2,7 +2,7 @@
 import type { Browser, Page } from 'playwright-core'
 import t, { type Test } from 'tap'
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
-import { button, follow, look, said, unfold, visitConsole, type Visit } from '../helpers/console-window.ts'
+import { button, follow, look, said, visitConsole, type Visit } from '../helpers/console-window.ts'
 import { makePerson, type Person } from '../helpers/people.ts'
 import { until } from '../helpers/until.ts'
 
@@ -12,6 +12,12 @@ let browser: Browser
 t.before(async () => { if (!skip) browser = await launch() })
 t.teardown(async () => browser?.close())
 
+/** Opens the dialog of imports, which closes after each of them. */
+async function openImport (page: Page) {
+  await button(page, 'Import…').waitFor()
+  if (!await page.getByRole('dialog').isVisible()) await button(page, 'Import…').click()
+}
+
 /** A window that shows a level of a project with this document. */
 async function withDocument (t: Test, plaintext: string, format = 'env'): Promise<Visit> {
   const visited = await visitConsole(t, browser, 1280)
@@ -20,11 +26,12 @@ async function withDocument (t: Test, plaintext: string, format = 'env'): Promis
   if (plaintext !== '') await nimbus.call('POST', '/nimbus/secrets/store', { project: 'shop', plaintext })
   await page.goto(`${url}/console/nimbus/shop/-/level`)
   await signIn(page, rosa)
-  await unfold(page, 'Import a text')
+  await button(page, 'Import…').click()
   return visited
 }
 
 async function preview (page: Page, text: string) {
+  await openImport(page)
   // Chromium takes many seconds to type thousands of lines.
   if (text.length < 5_000) await page.getByLabel('Text to import').fill(text)
   else await page.getByLabel('Upload a file').setInputFiles({ name: '.env', mimeType: 'text/plain', buffer: Buffer.from(text) })
@@ -133,13 +140,14 @@ t.test('an import of a project whose key only people hold keeps names, also from
   await page.getByRole('heading', { name: /Vault/, level: 1 }).waitFor()
   // The key stays open, because the page is not loaded again.
   await page.evaluate("history.pushState(null, '', '/console/nimbus/vault/-/level'); dispatchEvent(new PopStateEvent('popstate'))")
-  await unfold(page, 'Import a text')
+  await button(page, 'Import…').click()
   const plan = await preview(page, 'B=3\nC=4\n')
   await plan.getByText('Adds 1').waitFor()
   t.match(await plan.innerText(), /Adds 1\s+C\s+Changes 1\s+B\s/)
   t.notMatch(await plan.innerText(), /Removes/)
   await store(page)
   await said(page, 'Imported into vault.')
+  await openImport(page)
   await page.getByLabel('Format of the text').selectOption('json')
   await page.getByLabel('Keep the names').uncheck()
   await preview(page, '{"C": "5"}')
