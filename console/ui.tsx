@@ -463,8 +463,8 @@ interface Day { date: string, count: number, more?: boolean }
 
 /** Bars by day, with a table for screen readers. */
 export function Chart ({ title, days }: { title: string, days: readonly Day[] }) {
-  const highest = Math.max(1, ...days.map(({ count }) => count))
-  const scale = 24 / highest
+  const highest = Math.max(0, ...days.map(({ count }) => count))
+  const scale = 24 / (highest || 1)
   const width = 100 / Math.max(1, days.length)
   return (
     <figure>

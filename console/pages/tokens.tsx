@@ -76,7 +76,7 @@ function cellsOf (token: Token) {
     <>{name} <code>{token.token_prefix}…{token.token_suffix}</code>{description && <small>{description}</small>}</>,
     preset === undefined ? <ScopesInWords of={abilities} /> : preset === 'Full' ? 'everything' : preset,
     partsInWords(token, 'the whole organization'),
-    <>{created_by?.name ?? 'the operator'}{owner === 'organization' && <small>belongs to the organization</small>}</>,
+    <>{created_by?.name ?? 'the operator'}{owner === 'organization' && <small>of the organization</small>}</>,
     <span class={isEnding ? 'attention' : ''}><Time at={expires_at} /></span>,
     <Time at={token.last_used_at} />
   ] as const

@@ -275,13 +275,13 @@ t.test('tokens are a table with search: who made each, what it reaches, when it 
   const value = await createOurs(page)
   await page.getByLabel('Which tokens').selectOption('organization')
   await until(async () => (await row('Ours') ?? '') !== '')
-  t.match(await row('Ours'), new RegExp(`${rosa.name}\\s+belongs to the organization\\s+never`))
+  t.match(await row('Ours'), new RegExp(`${rosa.name}\\s+of the organization\\s+never`))
   await look(t, page, 'the table of tokens')
   await button(page, /^Rotate Ours/).click()
   await page.getByRole('dialog').getByRole('button', { name: 'Rotate', exact: true }).click()
   await until(async () => await page.locator('.once .value').innerText() !== value)
   await page.getByRole('dialog').waitFor({ state: 'detached' })
-  t.match(await row('Ours'), 'belongs to the organization', 'a rotation keeps the owner')
+  t.match(await row('Ours'), 'of the organization', 'a rotation keeps the owner')
 })
 
 t.test('people are a table with search; a removal and a lower role list their tokens of the organization', { skip }, async (t) => {
