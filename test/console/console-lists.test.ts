@@ -57,6 +57,7 @@ t.test('an import keeps the names that the text does not have, unless a person s
   await said(page, 'Undone: shop is as it was before.')
   t.equal(await documentOf(visited), '# mine\nA=1\nB=2\n')
 
+  await openImport(page)
   await page.getByLabel('Keep the names').uncheck()
   await preview(page, 'B=3\n')
   await plan.getByText('Removes 1').waitFor()
@@ -122,6 +123,7 @@ t.test('a YAML text is imported if it removes no name, and else says how to keep
   await store(page)
   await said(page, 'Imported into shop.')
   t.equal(await documentOf(visited), 'A: 2\nB: 2\nC: [1]\n')
+  await openImport(page)
   await page.getByLabel('Format of the text').selectOption('json')
   await preview(page, '{"A": true}')
   await page.locator('.preview').getByText('Changes 1').waitFor()
@@ -260,7 +262,7 @@ t.test('tokens are a table with search: who made each, what it reaches, when it 
   const table = page.getByRole('region', { name: 'Tokens', exact: true })
   await table.waitFor()
   const row = async (name: string) => (await rowsOf(page, 'Tokens')).find((text) => text.startsWith(name))!
-  t.match(await row('Nightly'), /secret \(read, decrypt\)\s+shop\s+Test token[^]*\d{4}-\d\d-\d\d \d\d:\d\d\s+never/)
+  t.match(await row('Nightly'), /secret \(read, decrypt\)\s+Shop\s+Test token[^]*\d{4}-\d\d-\d\d \d\d:\d\d\s+never/)
   await page.getByText('One token ends within 14 days.').waitFor()
   await button(page, 'Show them').click()
   await shows(page, 'Tokens', /^Deploy of the shop/)
@@ -357,6 +359,7 @@ t.test('a search has the focus, a filter says what it seeks, and a restore shows
   await page.getByLabel('Level', { exact: true }).selectOption({ index: 0 })
   await button(page, /^Set A in/).click()
   const dialog = page.getByRole('dialog')
+  await dialog.waitFor()
   t.equal(await page.evaluate('document.activeElement.title'), 'Close', 'no keyboard covers a value that is there')
   await button(dialog, 'History').click()
   await button(dialog, /^Restore value/).click()
