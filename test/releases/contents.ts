@@ -32,6 +32,8 @@ export const readContents = (release: string): Contents =>
 
 export const readDump = (release: string): string => gunzipSync(readFileSync(`${FOLDER}/${release}.sql.gz`)).toString()
 
+export const readBackup = (release: string): Buffer => gunzipSync(readFileSync(`${FOLDER}/${release}.backup.gz`))
+
 /** The output of `pg_dump` without the lines that only `psql` or a newer PostgreSQL understands. */
 export const portable = (dump: string): string => dump.replace(/^(?:\\(?:un)?restrict |SET transaction_timeout ).*\n/gm, '')
 

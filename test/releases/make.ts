@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process'
-import { writeFileSync } from 'node:fs'
+import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { gzipSync } from 'node:zlib'
 import postgres from 'postgres'
@@ -15,8 +15,8 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 import { portable, readTotpSecret, type Contents } from './contents.ts'
 
 // `npm run release:database`: creates the database of a release with at least one row in each table, by requests and
-// commands of the service. Writes its dump and its contents to test/releases/. `database/releases` upgrades this
-// database.
+// commands of the service. Writes its dump, its backup and its contents to test/releases/. `database/releases` upgrades
+// this database, and `backup/releases` restores the backup.
 
 const MASTER_KEY = `k1:${Buffer.alloc(32, 'key of the tests of releases').toString('base64')}`
 const PASSWORD = 'correct horse battery'
@@ -208,7 +208,10 @@ async function make () {
     server.url, '--no-owner', '--no-privileges', '--inserts', '--rows-per-insert=100'
   ], { encoding: 'utf8', maxBuffer: 2 ** 28 })
   if (dump.status !== 0) throw new Error(dump.stderr)
+  const backup = join(scratchDirectory(t), 'last-backup')
+  await run('backup', backup)
   writeFileSync(`test/releases/${VERSION}.json`, `${JSON.stringify(contents, null, 2)}\n`)
   writeFileSync(`test/releases/${VERSION}.sql.gz`, gzipSync(portable(dump.stdout), { level: 9 }))
-  console.log(`Wrote test/releases/${VERSION}.json and ${VERSION}.sql.gz`)
+  writeFileSync(`test/releases/${VERSION}.backup.gz`, gzipSync(readFileSync(backup), { level: 9 }))
+  console.log(`Wrote test/releases/${VERSION}.json, ${VERSION}.sql.gz and ${VERSION}.backup.gz`)
 }
