@@ -111,9 +111,9 @@ export async function start (): Promise<'ready' | 'leaving' | 'signed in' | 'sig
     }
     if (searchParams.has('error')) throw new Error(refusalIn(searchParams))
   }
-  // After a sign-out in another tab, this tab loses its values, keys and tokens, and goes to the sign-in.
+  // After a sign-out in another tab, or when another person signs in, this tab loses its values, keys and tokens.
   signOuts = new BroadcastChannel('strongroom-console-sign-out')
-  signOuts.onmessage = () => location.reload()
+  signOuts.onmessage = ({ data }) => { if (user !== undefined && data !== user) location.reload() }
   // The same for a page that the browser kept when the person left it.
   window.addEventListener('pageshow', ({ persisted }) => { if (persisted) location.reload() })
   daily = await silentToken(DAILY_SCOPES)
@@ -161,8 +161,9 @@ async function tokenFor (scopes: readonly string[], more: Record<string, string>
   const found = await silentToken(scopes, more) ??
     await signInBeside(scopes, more).then(() => silentToken(scopes, more))
   if (found === undefined) throw new Error('The sign-in was not complete. Try again.')
-  if (await userOf(found) !== user) throw new Error('Another person has signed in with this browser. Load the page again.')
-  return found
+  if (await userOf(found) === user) return found
+  location.reload()
+  throw new Error('Another person has signed in with this browser.')
 }
 
 /** The id of the person for whom this page acts. */
@@ -171,7 +172,10 @@ async function userOf ({ access }: Token): Promise<string> {
   const response = await patientFetch(new URL('api/v1/user', BASE), { headers: { authorization: `Bearer ${access}` } })
   return ((await response.json()) as { data: { id: string } }).data.id
 }
-export const actFor = (id: string) => { user = id }
+export function actFor (id: string) {
+  user = id
+  signOuts?.postMessage(id)
+}
 
 let renewal: Promise<Token> | undefined
 /** The access token. `isRejected`: the service has refused the present one. */
