@@ -1,31 +1,16 @@
+import { diffArrays } from 'diff'
 import { escapeValue, needsEscapes } from './values.ts'
 
 type Line = readonly [sign: '-' | '+' | ' ', line: string]
-const MAX_CELLS = 1_000_000
+const MAX_EDITS = 1_000
 
 /** The lines of two texts: only in the first one, only in the second one, or in both. */
 export function diffLines (before: string, after: string): Line[] {
   const [a, b] = [before.split('\n'), after.split('\n')]
-  const all = [...a.map((line): Line => ['-', line]), ...b.map((line): Line => ['+', line])]
-  if (a.length * b.length > MAX_CELLS) return all
-  // The number of lines that the rests of both texts have in common.
-  const common = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1))
-  for (let i = a.length - 1; i >= 0; i--) {
-    for (let j = b.length - 1; j >= 0; j--) {
-      common[i]![j] = a[i] === b[j] ? common[i + 1]![j + 1]! + 1 : Math.max(common[i + 1]![j]!, common[i]![j + 1]!)
-    }
-  }
-  const lines: Line[] = []
-  let [i, j] = [0, 0]
-  while (i < a.length || j < b.length) {
-    if (i < a.length && j < b.length && a[i] === b[j]) {
-      lines.push([' ', a[i]!])
-      i++
-      j++
-    } else if (j === b.length || (i < a.length && common[i + 1]![j]! >= common[i]![j + 1]!)) lines.push(['-', a[i++]!])
-    else lines.push(['+', b[j++]!])
-  }
-  return lines
+  const parts = diffArrays(a, b, { maxEditLength: MAX_EDITS }) ??
+    [{ value: a, removed: true, added: false }, { value: b, removed: false, added: true }]
+  return parts.flatMap(({ value, added, removed }) =>
+    value.map((line): Line => [removed ? '-' : added ? '+' : ' ', line]))
 }
 
 /** What a change made of a value. Undefined: there was no value, or there is none any more. */

@@ -60,12 +60,12 @@ t.test('a key is forgotten after 15 minutes without use', async (t) => {
   t.throws(() => heldKey('nimbus/shop'), /Enter the key string/)
 })
 
-t.test('no package but Preact, its signals and icons, and nothing that makes markup of text', async (t) => {
+t.test('no package but Preact, its signals, icons and differences of texts; nothing that makes markup of text', async (t) => {
   const forbidden = /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|localStorage|sessionStorage|document\.cookie/
   for (const name of sources) {
     const source = readFileSync(join('console', name), 'utf8')
     for (const [, from] of source.matchAll(/^(?:import|export) [^;]*?from '([^']+)'/gm)) {
-      t.ok(/^(?:\.\.?\/|preact$|preact\/hooks$|@preact\/signals$|lucide$)/.test(from!), `${name}: ${from}`)
+      t.ok(/^(?:\.\.?\/|preact$|preact\/hooks$|@preact\/signals$|lucide$|diff$)/.test(from!), `${name}: ${from}`)
     }
     t.notMatch(source, forbidden, name)
   }
@@ -471,7 +471,8 @@ t.test('a difference has each line of both texts once, and the common lines in t
     ['a\nb', 'b\na', '-a  b +a']
   ] as const) t.equal(diffLines(before, after).map((line: string[]) => line.join('')).join(' '), expected, JSON.stringify([before, after]))
   const long = Array.from({ length: 3000 }, (_, i) => String(i)).join('\n')
-  t.equal(diffLines(long, `${long}x`).length, 6000, 'very long texts are not compared')
+  t.equal(diffLines(long, `${long}x`).length, 3001)
+  t.equal(diffLines(long, long.replace(/^/gm, 'x')).length, 6000, 'texts that differ in more than 1,000 lines are not compared')
 })
 
 t.test('an edited document is a change of names if nothing else differs', async (t) => {
