@@ -61,7 +61,8 @@ t.test('a token is created once, with the members that the list shows, and works
       created_by: { type: 'api_token', id: api_key.created_by.id, name: 'Test token' },
       owner: 'organization',
       created_at: api_key.created_at,
-      updated_at: api_key.created_at
+      updated_at: api_key.created_at,
+      restriction_names: []
     }
   })
   t.match(api_key.id, /^[1-9]\d*$/)

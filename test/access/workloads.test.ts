@@ -54,7 +54,8 @@ t.test('a rule has the fields of its creation, and defaults for the others, in e
       max_assertion_age: 3600,
       created_by: { type: 'api_token', id: data.attributes.created_by.id, name: 'Test token' },
       created_at: data.attributes.created_at,
-      updated_at: data.attributes.created_at
+      updated_at: data.attributes.created_at,
+      restriction_names: []
     }
   })
   t.match(
@@ -383,7 +384,7 @@ t.test('WI-24 each change but of name and description gives a new revision, and 
   const key = { kty: 'OKP', crv: 'Ed25519', x: '11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo' }
   const { id, path } = await made(owner, { jwks: { keys: [key] }, restrictions: [{ ...level, inherited: true }] })
   let revision = await revisionOf(id)
-  const { public_id: _, created_by: __, created_at: ___, updated_at: ____, ...shown } =
+  const { public_id, created_by, created_at, updated_at, restriction_names, ...shown } =
     (await owner.call('GET', path)).body.data.attributes
   for (const body of [{ name: 'Other' }, { description: 'Text' }, { description: null }, {}, shown]) {
     const { status, text } = await owner.call('PATCH', path, body)

@@ -48,7 +48,7 @@ export async function walkWorkloads (t: Test, { page, url, nimbus, service }: Vi
   })
   const { public_id, audience } = attributes as { public_id: string, audience: string }
   const table = page.getByRole('region', { name: 'Rules', exact: true })
-  t.match(await table.locator('tbody tr').innerText(), /GitHub Actions of [^]*repository_id 74[^]*secret \(read, decrypt\)\s+shop \/ backend \/ live, with values from above\s+Enabled\s+never/)
+  t.match(await table.locator('tbody tr').innerText(), /GitHub Actions of [^]*repository_id 74[^]*secret \(read, decrypt\)\s+shop[^/]* \/ backend \/ live, with values from above\s+Enabled\s+never/i)
   await look(t, page, 'rules')
 
   // The variables, tests and logins.

@@ -82,7 +82,7 @@ body { margin: 0; background: #fff; }
 :focus-visible { outline: .2rem solid #4338ca; outline-offset: .15rem; }
 `
 
-const svg = (more: string) => '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24" fill="none" stroke="currentColor" ' +
+const svg = (more: string) => '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" ' +
   `stroke-width="2" stroke-linecap="round" stroke-linejoin="round" ${more}><rect width="18" height="18" x="3" y="3" rx="2"/>` +
   '<circle cx="7.5" cy="7.5" r=".5" fill="currentColor"/><path d="m7.9 7.9 2.7 2.7"/>' +
   '<circle cx="16.5" cy="7.5" r=".5" fill="currentColor"/><path d="m13.4 10.6 2.7-2.7"/>' +
@@ -92,4 +92,4 @@ const svg = (more: string) => '<svg xmlns="http://www.w3.org/2000/svg" viewBox="
 /** The logo of all pages: the vault of the package `lucide`, as in the console. */
 export const LOGO = svg('aria-hidden="true"')
 /** The same in a color for light and dark backgrounds. */
-export const ICON = svg('color="#6d63e8"')
+export const ICON = svg('xmlns="http://www.w3.org/2000/svg" color="#6d63e8"')
