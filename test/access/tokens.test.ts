@@ -648,6 +648,10 @@ t.test('a narrowed caller lists exactly the tokens that reach no further than it
       inside.rows.map((row) => row.id).reverse().filter((one) => ids.includes(one)), wanted, JSON.stringify(outer)
     )
     t.equal(inside.total, wanted.length + (i === 0 ? 1 : 0))
+    const inSteps = await listTokens(
+      service.database.db, organization, outer, {}, { page: 1, per_page: 100 }, async () => {}
+    )
+    t.strictSame(inSteps, inside, 'in steps')
   }
 })
 
@@ -669,13 +673,13 @@ t.test('a list of all tokens with many restrictions has the rows of its pages, a
     const { body } = await owner.call('POST', `/${o}/orbit/targets`, { name: `t${i}` })
     restrictions.push({ project: 'orbit', target: body.data.attributes.slug })
   }
-  const list = (query = '') => owner.call('GET', `${keysOf(owner)}${query}`)
-  const isHeld = async (query = '') => {
+  const list = (query = '', caller = owner) => caller.call('GET', `${keysOf(owner)}${query}`)
+  const isHeld = async (query = '', caller = owner) => {
     let release = () => {}
     const other = { principal: { organization: { id: o }, type: 'user', id: 0 }, server: { authorizeAgain: async () => {} } }
     const held = inTurn(other as unknown as FastifyRequest, () => new Promise<void>((resolve) => { release = resolve }))
     let isAnswered = false
-    const asked = list(query).then((answer) => {
+    const asked = list(query, caller).then((answer) => {
       isAnswered = true
       return answer
     })
@@ -691,13 +695,29 @@ t.test('a list of all tokens with many restrictions has the rows of its pages, a
   const { id } = (await create(owner, { abilities: ['secret:read'], restrictions })).body.api_key
   await service.write(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities, slices)
     SELECT organization_id, name, sha256(token_hash || n::text::bytea), token_prefix, token_suffix, abilities, slices
-    FROM api_tokens, generate_series(1, 119) n WHERE organization_id = '${o}' AND id = ${id}`)
+    FROM api_tokens, generate_series(1, 279) n WHERE organization_id = '${o}' AND id = ${id}`)
   const whole = await list()
-  const pages = [...(await list('?per_page=100')).body.data, ...(await list('?per_page=100&page=2')).body.data]
-  t.strictSame([whole.body.data, whole.body.meta.total, whole.body.data[0].restrictions.length], [pages, 121, 100])
+  const pages: unknown[] = []
+  for (const page of [1, 2, 3]) pages.push(...(await list(`?per_page=100&page=${page}`)).body.data)
+  t.strictSame([whole.body.data, whole.body.meta.total, whole.body.data[0].restrictions.length], [pages, 281, 100])
   t.equal(whole.headers['content-type'], 'application/json; charset=utf-8')
   t.ok(await isHeld(), 'many restrictions wait')
   t.notOk(await isHeld('?per_page=25'), 'a page does not')
+
+  // For a restricted caller, a page needs the restrictions of all tokens.
+  const { token } = (await create(owner, { abilities: ['api-token:read'], restrictions: [{ project: 'orbit' }] })).body
+  const restricted = holder(owner, token)
+  const listed = await restricted.call('GET', `${keysOf(owner)}?per_page=25&page=2&sort=name`)
+  t.strictSame([listed.body.data.length, listed.body.meta.total], [25, 281], 'all but the token of the owner')
+  const idsOf = (data: { id: string }[]) => data.map((row) => row.id)
+  const all = (await list()).body.data.filter((row: { restrictions: object[] }) => row.restrictions.length > 0)
+  const found = await restricted.call('GET', `${keysOf(owner)}?per_page=100`)
+  t.strictSame(idsOf(found.body.data), idsOf(all).slice(0, 100), 'the same rows in the same order')
+  const one = { project: 'orbit', target: 't7' }
+  const narrow = (await create(owner, { abilities: ['api-token:read'], restrictions: [one] })).body
+  const own = await holder(owner, narrow.token).call('GET', keysOf(owner))
+  t.strictSame([idsOf(own.body.data), own.body.meta.total], [[narrow.api_key.id], 1])
+  t.ok(await isHeld('?per_page=25', restricted), 'a page of a restricted caller waits')
 })
 
 t.test('a token is read, renamed and given another expiry, a member at a time', async (t) => {
