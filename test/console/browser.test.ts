@@ -203,12 +203,15 @@ t.test('Swagger UI: who has just started it explores the first organization with
   }
 
   const link = await window.context.newPage()
+  const open = link.locator('.opblock.is-open')
   await link.goto(`${url}/docs#/secrets/storeSecrets`)
-  await link.locator('.opblock.is-open').waitFor().catch(async (error: unknown) => {
-    const sections = await link.locator('.opblock-tag-section').count()
-    throw new Error(`${link.url()}: ${sections} groups, ${await link.locator('body').innerText()}`, { cause: error })
+  // In one of twelve runs on a busy machine, nothing was open after a minute, for an unknown reason.
+  await open.waitFor({ timeout: 20_000 }).catch(async () => {
+    t.comment(`${link.url()}: ${await link.locator('body').innerText()}`)
+    await link.reload()
+    await open.waitFor()
   })
-  t.equal(await link.locator('.opblock.is-open').getAttribute('id'), 'operations-secrets-storeSecrets', 'a deep link')
+  t.equal(await open.getAttribute('id'), 'operations-secrets-storeSecrets', 'a deep link')
   t.strictSame(window.wrongs, [])
   t.strictSame(elsewhere(window, url), [])
 })
