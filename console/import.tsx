@@ -58,7 +58,7 @@ type Warning = Schemas['DocumentWarning']
 
 interface ImportPlan {
   names: Comparison | null
-  /** Where other programs read other values in the text. `warnings_more`: how many are not listed. */
+  /** Where other programs read other values. `warnings_more`: how many are not listed. */
   warnings?: Warning[]
   warnings_more?: number
   /** The requests of the import. Each gets the ETag after the one before it, and returns the ETag after it. */
@@ -85,7 +85,7 @@ function Warnings ({ warnings = [], warnings_more: more = 0 }: ImportPlan) {
   if (warnings.length === 0) return null
   return (
     <div class='warnings' role='status'>
-      <p>Some programs read other values from this text:</p>
+      <p>Some programs read other values:</p>
       <ul>
         {warnings.map(({ line, name, reason }, i) => (
           <li key={i}>{line !== null && `Line ${line}: `}{name !== null && `${shownName(name)}: `}{DIFFERENCES[reason]}</li>
@@ -166,23 +166,21 @@ async function planImport (
     // The first document of a level is stored as it is, with its comments.
     if (plan.etag !== null || format !== project.format) return plan
   }
-  const { data } = await storeDocument(level, text, undefined, false, { dry_run: true })
-  const { warnings = [], warnings_more = 0, dry_run } = data
+  const { dry_run, ...warnings } = (await storeDocument(level, text, undefined, false, { dry_run: true })).data
   const { names, etag } = dry_run!.levels[0]!
   if (keeps && names !== null && names.removed.length > 0) {
     throw new Error(`The text lacks names of the level, such as ${shownName(names.removed[0]!)}. As a whole YAML document, it would remove them. Give the names as .env or JSON, or turn off “Keep the names that the text does not have”.`)
   }
-  const store = async (etag: string | null) => (await storeDocument(level, text, etag, false)).etag
-  return { names, etag, warnings, warnings_more, parts: [store] }
+  return { ...warnings, names, etag, parts: [async (etag) => (await storeDocument(level, text, etag, false)).etag] }
 }
 
-/** The values of a text to import, and warnings. `isWhole`: the browser need not read the values. */
-function valuesIn (format: Format, text: string, project: Project, isWhole = false) {
+/** The values of a text to import, and warnings. Without a project, the browser need not read the values. */
+export function valuesIn (format: Format, text: string, project?: Project) {
   requireParsed(format, text)
   const { refused, notes } = differencesIn(format, text)
   if (refused) throw new Error(`Line ${refused.line}: ${DIFFERENCES[refused.reason]}`)
   const values = readValues(format, text)
-  if (values === undefined && !isWhole) throw new Error(`The browser cannot read names from this text. Give it in the format of the project, ${project.format}.`)
+  if (values === undefined && project !== undefined) throw new Error(`The browser cannot read names from this text. Give it in the format of the project, ${project.format}.`)
   return { values: values ?? new Map<string, string>(), notes }
 }
 
@@ -193,15 +191,16 @@ async function planNames (
   const before = keeps ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
   const unset = before.filter((name) => !values.has(name))
   const isTyped = format === 'json' && project.format !== 'env'
-  const texts = [...values].map(([name, value]) => [name, JSON.stringify(value)] as const)
-  const entries: readonly Entry[] = isTyped ? typedEntries(text) : texts
+  const entries: Entry[] = isTyped ? typedEntries(text) : [...values].map(([name, one]) => [name, JSON.stringify(one)])
   const plans: Awaited<ReturnType<typeof planPart>>[] = []
   for (const part of inParts([...entries, ...unset.map((name) => [name] as const)])) {
     plans.push(await planPart(part, isTyped ? part.filter(isSet).map(([name]) => name) : []))
   }
   const all = (kind: keyof Comparison) => plans.flatMap(({ names }) => names![kind]).sort()
+  // Values of another format can be written so that programs differ. The lines are not those of the text.
+  const warnings = plans.flatMap(({ warnings = [] }) => warnings.map((one) => ({ ...one, line: null })))
   return {
-    ...notes,
+    ...format === 'env' ? notes : { warnings, warnings_more: plans.reduce((sum, { warnings_more: more = 0 }) => sum + more, 0) },
     names: { added: all('added'), changed: all('changed'), removed: all('removed') },
     etag: plans[0]!.etag,
     parts: plans.map(({ store }) => store)
@@ -212,11 +211,10 @@ async function planNames (
     const set = part.filter(isSet)
     const unset = part.filter((entry) => !isSet(entry)).map(([name]) => name)
     const json = `{"set":${objectText(set)},${JSON.stringify({ unset, replace }).slice(1)}`
-    const body = { set: Object.fromEntries(set), unset, replace: [...replace] }
-    const send = (more: object) => callLevel('changeSecrets', level, { body, json, ...more })
+    const send = (more: object) => callLevel('changeSecrets', level, { body: { set: Object.fromEntries(set), unset, replace: [...replace] }, json, ...more })
     try {
-      const { names, etag } = (await send({ query: { dry_run: true } })).data.dry_run!.levels[0]!
-      return { names, etag, store: async (etag: string | null) => (await send({ etag })).etag }
+      const { dry_run, ...warnings } = (await send({ query: { dry_run: true } })).data
+      return { ...warnings, ...dry_run!.levels[0]!, store: async (etag: string | null) => (await send({ etag })).etag }
     } catch (error) {
       const refused = set.map(([name]) => name).filter((name) => isRefused(error, name) && !replace.includes(name))
       if (refused.length === 0) throw error
@@ -230,17 +228,18 @@ async function planInBrowser (
 ): Promise<ImportPlan> {
   const { text: old, etag } = await readDocument(level, true)
   const isWhole = format === project.format && (!keeps || etag === null)
-  const { values, notes } = valuesIn(format, text, project, isWhole)
+  const { values, notes } = valuesIn(format, text, isWhole ? undefined : project)
   const before = readValues(project.format, old)
-  let after = text
+  let [after, shown]: [string, Pick<ImportPlan, 'warnings' | 'warnings_more'>] = [text, notes]
   if (!isWhole) {
     const unset = keeps ? [] : [...before?.keys() ?? []].filter((name) => !values.has(name))
     const set = Object.fromEntries([...values].filter(([name, value]) => before?.get(name) !== value))
     after = format === 'json' && project.format === 'json' ? setTyped(old, text) : changeValues(project.format, old, { set, unset })
+    if (format !== 'env') shown = differencesIn(project.format, after, new Set(Object.keys(set))).notes
   }
   const now = readValues(project.format, after)
   return {
-    ...notes,
+    ...shown,
     names: before && now ? compareValues(before, now) : null,
     etag,
     parts: [async (etag) => (await storeDocument(level, after, etag, true)).etag]

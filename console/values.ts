@@ -77,12 +77,13 @@ export function problemIn (format: Format, text: string): { line: number, column
 
 const MAX_LISTED = 20
 
-/** Where other programs read other values from an `.env` text that parses, and why such a text is not imported. */
-export function differencesIn (format: Format, text: string) {
+/** Where other programs read an `.env` text, or the `written` names, differently, and why it is not imported. */
+export function differencesIn (format: Format, text: string, written?: ReadonlySet<string>) {
   const source = withLineFeeds(withoutMark(text))
   const { assignments } = format === 'env' ? read(format, source) : {}
-  const found = assignments ? envDifferences(source, assignments) : []
-  const at = ({ offset, name, reason }: Difference) => ({ ...positionAfter(source.slice(0, offset)), name, reason })
+  const found = assignments ? envDifferences(source, assignments, written) : []
+  const at = ({ offset, ...of }: Difference) =>
+    ({ ...positionAfter(source.slice(0, offset)), ...written && { line: null }, ...of })
   const warnings = found.slice(0, MAX_LISTED).map(at)
   const refused = found.filter(({ reason }) => isRefused(reason)).map(at)[0]
   return { refused, notes: { warnings, warnings_more: found.length - warnings.length } }

@@ -3,7 +3,7 @@ import { call } from '../api.ts'
 import { checkOf, newKey } from '../../src/client/keys.ts'
 import { holdKey } from '../held-keys.ts'
 import { storeDocument } from '../levels.ts'
-import { FileField } from '../import.tsx'
+import { FileField, valuesIn } from '../import.tsx'
 import { partInWords, partsOfProject } from '../part-picker.tsx'
 import { can, canSomewhere, rights } from '../rights.ts'
 import { go } from '../router.ts'
@@ -133,6 +133,7 @@ function CreateProject ({ organization }: { organization: string }) {
   const [document, setDocument] = useState<string | undefined>('')
   const create = async ({ name = '', secret_format = 'env', targets = '', environments = '', key_string = '' }: Fields) => {
     if (document === undefined) throw new Error('Correct the escapes of the imported text first.')
+    const lines = document === '' ? [] : valuesIn(secret_format as Format, document).notes.warnings.map(({ line }) => line)
     const key = isClient ? await newKey(key_string) : undefined
     const { data: { data: { attributes: { slug: project } } } } = await call('createProject', {
       path: { organization },
@@ -142,7 +143,7 @@ function CreateProject ({ organization }: { organization: string }) {
     // A second attempt would create a second project: what fails from here on is completed on the page of the project.
     const problem = await addParts(wordsOf(targets), wordsOf(environments), project).then(() => '', messageOf)
     go({ page: 'matrix', organization, project })
-    changed(problem === '' ? `Created the project ${name}.` : `Created the project ${name}, but not all of it. Add the rest on this page. ${problem}`)
+    changed(problem === '' ? `Created the project ${name}.${lines.length === 0 ? '' : ` Some programs read other values from line ${lines.join(', ')} of its text.`}` : `Created the project ${name}, but not all of it. Add the rest on this page. ${problem}`)
   }
   const addParts = async (targets: readonly string[], environments: readonly string[], project: string) => {
     for (const target of targets) {

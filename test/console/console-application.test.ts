@@ -316,6 +316,20 @@ t.test('an import in the browser keeps the other names of a JSON document, and t
   t.strictSame(JSON.parse(setTyped('', '{"__proto__": 1, "A": "x"}')), JSON.parse('{"__proto__": 1, "A": "x"}'))
 })
 
+t.test('the browser knows where other programs differ in the names that a change writes', async (t) => {
+  const { changeValues, differencesIn } = await load('values.ts')
+  const set = { A: 'it\'s "x"', B: "it's $x", C: 'a$b', D: '\'"#' }
+  const text = changeValues('env', 'A=1\r\nOLD=a$b\r\n', { set })
+  t.match(differencesIn('env', text, new Set(Object.keys(set))).notes, {
+    warnings: [
+      { line: null, name: 'A', reason: 'unquoted' }, { line: null, name: 'B', reason: 'expansion' },
+      { line: null, name: 'D', reason: 'backticks' }
+    ],
+    warnings_more: 0
+  }, 'not in C, which is in single quotes, and not in OLD, which stays')
+  t.match(differencesIn('env', text).notes.warnings.map(({ name }: { name: string }) => name), ['OLD', 'B', 'D'])
+})
+
 t.test('many names of an .env document are changed together as one by one', async (t) => {
   const { changeValues, changeValue, readValues } = await loadValues()
   const document = '# mine\r\nA=1\r\nB="two" # b\r\nC:\n'
