@@ -169,8 +169,8 @@ async function applyConcurrently (
     const waited = isMessageDue()
     if (waited !== undefined) onWait(`Building an index, or waiting for transactions that began before (${waited} s)`)
   }, MESSAGE_MS)
-  await client`SELECT set_config('lock_timeout', ${String(timeout)}, false)`
   try {
+    await client`SELECT set_config('lock_timeout', ${String(timeout)}, false)`
     for (const statement of migration.sql) {
       signal?.throwIfAborted()
       const building = client.unsafe(statement)

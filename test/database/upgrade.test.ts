@@ -100,6 +100,27 @@ t.test('RL-30: a migration that is ended anywhere is gone through by the next st
   t.ok(points < 100, `${points} statements`)
 })
 
+t.test('a start whose connection ends before an index is built leaves no timer', onServer, async (t) => {
+  const { database, url, drop } = await freshDatabase()
+  const folder = copyOfMigrations(t, EXPANSIONS)
+  const way = await openWay(url!)
+  const timers = () => process.getActiveResourcesInfo().filter((kind) => kind === 'Timeout').length
+  let cuts = 0
+  const cut = clientOf(t, way.url, {
+    debug: (_connection: number, query: string) => {
+      if (!query.includes("set_config('lock_timeout', $1, false)")) return
+      cuts++
+      setImmediate(way.cut)
+    }
+  })
+  const before = timers()
+  await t.rejects(migrateSchema(cut, { folder }))
+  t.equal(cuts, 1)
+  await Promise.all([cut.end({ timeout: 0 }), database.close(), way.close()])
+  await until(() => timers() <= before, { every: 50, within: 10_000 })
+  await drop()
+})
+
 t.test('RL-30: several starters at once migrate once', onServer, async (t) => {
   const { database, url, drop } = await freshDatabase()
   const folder = copyOfMigrations(t, EXPANSIONS)
