@@ -29,7 +29,7 @@ export function sayChanged (
  * person changes what would be applied again.
  */
 export function useChange (level: Level, { isClient, format }: Project, done: () => void) {
-  const [conflict, setConflict] = useState<{ found: Comparison | null, label?: string, again: () => Promise<void> }>()
+  const [conflict, setConflict] = useState<{ found: Comparison | string, label?: string, again: () => Promise<void> }>()
   const forget = () => setConflict(undefined)
   type Store = (etag: string | null) => Promise<string | undefined>
   const apply = async (change: NameChange | undefined, base: State, text: string, store?: Store) => {
@@ -41,9 +41,11 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
     } catch (error) {
       if (!(error instanceof ApiError && error.status === 412)) throw error
       const now = await stateOf(level)
-      const isKnown = base.version !== null && now.version !== null
+      const found = base.version !== null && now.version !== null &&
+        await changesBetween(level, base.version, now.version, isClient, format)
+      const why = now.etag === null ? 'The document was deleted.' : 'The names cannot be compared.'
       setConflict({
-        found: isKnown ? await changesBetween(level, base.version!, now.version!, isClient, format) : null,
+        found: found || (base.etag === null ? 'The level has its first document now.' : why),
         ...(change === undefined && { label: 'Replace the document with mine' }),
         again: () => apply(change, now, text, change === undefined ? store : undefined)
       })

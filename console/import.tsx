@@ -146,7 +146,7 @@ export function Import ({ level, project, done }: At & { done: () => void }) {
       {plan !== undefined && (
         <section class='preview'>
           <h3>What the import does in {titleOf(level)}</h3>
-          <Changes of={plan.names} none='The names cannot be compared. The text replaces the whole document.' />
+          <Changes of={plan.names ?? 'The names cannot be compared. The text replaces the whole document.'} />
           {plan.parts.length > 1 && <p>{`The text is long. It is imported in ${plan.parts.length} parts, each with a version.`}</p>}
           <Warnings {...plan} />
           <Act name='import.store' kind={plan.names?.removed.length === 0 ? 'main' : 'danger'} run={store} />

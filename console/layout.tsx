@@ -8,7 +8,7 @@ import { call, type Answer, type Schemas } from './api.ts'
 import { BASE } from './auth.ts'
 import { Icon } from './icons.tsx'
 import { levelOf, levelPath, nameOf } from './levels.ts'
-import { can, canSomewhere, onlyLevelOf, shownProject } from './rights.ts'
+import { can, canSomewhere, onlyLevelOf, rights, shownProject } from './rights.ts'
 import { PAGES, place, sought, type PageName } from './router.ts'
 import type { Ability } from './scopes.ts'
 import { membership, memberships, person, roleName } from './session.ts'
@@ -21,7 +21,7 @@ export const isMenuOpen = signal(false)
 
 const ENTRIES = [
   ['start', Layers, 'organization:read'], ['people', Users, 'member:read'], ['tokens', KeyRound, 'api-token:read'],
-  ['workloads', Workflow, 'api-token:read'], ['audit', ScrollText, 'organization:read'], ['usage', TrendingUp, 'billing:read']
+  ['workloads', Workflow, 'api-token:read'], ['audit', ScrollText, 'project:read'], ['usage', TrendingUp, 'billing:read']
 ] as const satisfies readonly (readonly [PageName, IconNode, Ability])[]
 
 export function SideBar ({ leave }: { leave: () => Promise<void> }) {
@@ -43,7 +43,7 @@ export function SideBar ({ leave }: { leave: () => Promise<void> }) {
       {chosen !== undefined && (
         <nav aria-label='Organization'>
           <ul>
-            {ENTRIES.filter(([, , scope]) => can([scope], {})).map(([name, icon]) => (
+            {ENTRIES.filter(([, , scope]) => (rights.value?.scopes ?? [scope]).includes(scope)).map(([name, icon]) => (
               <li key={name}>
                 <To to={{ page: name, organization }} current={page === name}><Icon of={icon} />{PAGES[name]}</To>
               </li>

@@ -129,7 +129,7 @@ const letterOf = ({ value_group }: Cell): string => value_group === undefined ? 
 
 export function wordsOf (cell: Cell, differs: boolean): string {
   const { state, from, overrides } = cell
-  const letter = differs && letterOf(cell) !== '' ? ` ${letterOf(cell)}` : ''
+  const letter = differs && letterOf(cell) !== '' ? ` (${letterOf(cell)})` : ''
   if (state === 'inherited') return `From ${from}${letter}`
   if (state === 'overrides') return `Overrides ${overrides?.at(-1)}${letter}`
   return { set: 'Set', missing: 'Missing', unknown: 'Unreadable' }[state] + letter

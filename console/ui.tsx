@@ -421,9 +421,9 @@ export const sizeOf = (bytes: number): string =>
 
 const MAX_NAMES = 200
 
-/** The names that a change adds, changes and removes, which stand out; null if the documents cannot be compared. */
-export function Changes ({ of, none = 'The names cannot be compared.' }: { of: Comparison | null, none?: string }) {
-  if (of === null) return <p>{none}</p>
+/** The names that a change adds, changes and removes, which stand out; or why they are unknown. */
+export function Changes ({ of }: { of: Comparison | string | null }) {
+  if (of === null || typeof of === 'string') return <p>{of ?? 'The names cannot be compared.'}</p>
   const { added, changed, removed } = of
   const lists = [['Adds', added], ['Changes', changed], ['Removes', removed]] as const
   if (lists.every(([, names]) => names.length === 0)) return <p>No name changes.</p>

@@ -117,7 +117,7 @@ function Events ({ organization, filter, known }: {
             <>
               <Table
                 label='Events' head={['When', 'Who', 'What', 'Where', 'Details']} heading={2}
-                empty={Object.values(filter).some(Boolean) ? 'No event matches the filter.' : 'Nothing happened yet.'}
+                empty={Object.values(filter).some(Boolean) ? 'No event matches the filter.' : 'There is no event that your role may see.'}
                 rows={all.map(({ id, attributes: event }) => [
                   id, <Time at={event.occurred_at} />, whoIn(event), event.action, whereIn(event, people),
                   <Details event={event} />

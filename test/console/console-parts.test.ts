@@ -54,7 +54,7 @@ for (const width of sample([390, 1280], 2)) {
     t.match(await part.innerText(), /Shop Front\s+Backend Services \/ Live, with values from above/)
     await look(t, other, 'start with a part')
     t.equal(await other.getByText('Create a project').count(), 0)
-    for (const hidden of ['People', 'Tokens', 'Workloads', 'Usage']) t.equal(await other.getByRole('link', { name: hidden, exact: true }).count(), 0, hidden)
+    for (const hidden of ['People', 'Tokens', 'Workloads', 'Audit', 'Usage']) t.equal(await other.getByRole('link', { name: hidden, exact: true }).count(), 0, hidden)
     await follow(other, 'Shop Front')
     await button(other, 'Add a name…').waitFor()
     await other.getByRole('heading', { name: 'Backend Services / Live', level: 1 }).waitFor()
@@ -153,13 +153,17 @@ t.test('people with a role in the organization see what the role includes, and n
 t.test('a billing manager and a guest see no project, and no error', { skip }, async (t) => {
   const { service, url, nimbus } = await visitConsole(t, browser, 1280)
   await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })
-  for (const role of ['billing_manager', 'guest'] as const) {
+  for (const [role, entries] of [['billing_manager', ['Projects', 'Usage']], ['guest', ['Projects']]] as const) {
     const person = await makePerson(service, { [nimbus.organization]: role })
     const { page } = await openWindow(t, browser, { viewport: { width: 1280, height: 800 } })
     await page.goto(`${url}/console/nimbus`)
     await signIn(page, person)
     await page.getByText('You have no access to a project yet.').waitFor()
     t.equal(await page.getByRole('alert').count(), 0, role)
+    const links = await page.getByRole('navigation', { name: 'Organization' }).getByRole('link').allInnerTexts()
+    t.strictSame(links.map((text) => text.trim()), entries, role)
+    await page.goto(`${url}/console/nimbus/-/audit`)
+    await page.getByText('There is no event that your role may see.').waitFor()
     await page.goto(`${url}/console/nimbus/shop`)
     await page.getByText('There is no project shop here, or you have no access to it.').waitFor()
   }

@@ -90,6 +90,7 @@ for (const width of sample(SIZES, 2)) {
     await nimbus.call('PATCH', '/nimbus/shop/backend/live/secrets', { set: { LIVE_ONLY: 'one', API_KEY: 'other' } })
     await page.reload()
     await page.getByLabel(/^Missing in an environment \(1\)/).waitFor()
+    if (width < 1000) t.equal(await button(page, / API_KEY in website \/ live$/).innerText(), 'From project (A)', 'a letter is no part of the place')
     await screenshot(page, 'matrix')
     await page.getByLabel(/^Missing in an environment \(1\)/).check()
     await page.getByText('Names are missing in: backend / test, website / test, website / live.').waitFor()
@@ -788,6 +789,27 @@ t.test('a document that was changed meanwhile keeps the changes of both people',
   // The message of the first change may still be shown.
   await until(async () => (await values()).A === '4')
   t.strictSame(await values(), { A: '4' })
+})
+
+t.test('a level whose first document came meanwhile, or whose document was deleted, says so', { skip }, async (t) => {
+  const { page, nimbus, url } = await withCanary(t)
+  await nimbus.call('POST', '/nimbus/shop/targets', { name: 'backend' })
+  await page.goto(`${url}/console/nimbus/shop/-/level/backend`)
+  const set = async (name: string, told: string, change: () => Promise<unknown>) => {
+    await button(page, 'Add a name…').click()
+    await page.getByLabel('Name', { exact: true }).fill(name)
+    await page.getByLabel('Value', { exact: true }).fill('mine')
+    await change()
+    await button(page, 'Save value').click()
+    await page.getByRole('alert').getByText(told).waitFor()
+    await button(page, 'Apply my change again').click()
+    await said(page, `Saved ${name} in backend.`)
+  }
+  const count = async () => (await nimbus.call('GET', '/nimbus/shop/backend/secrets/names')).body.meta.total
+  await set('A', 'The level has its first document now.', async () => nimbus.call('PATCH', '/nimbus/shop/backend/secrets', { set: { THEIRS: '1' } }))
+  t.equal(await count(), 2)
+  await set('B', 'The document was deleted.', async () => nimbus.call('POST', '/nimbus/secrets/delete', { project: 'shop', target: 'backend' }))
+  t.equal(await count(), 1)
 })
 
 t.test('an import shows concurrent changes, and where a text does not parse', { skip }, async (t) => {
