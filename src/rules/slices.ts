@@ -159,10 +159,11 @@ export function restrictionOf (
 export function shownRestrictions (
   slices: readonly Slice[] | null, levels: LevelsById
 ): { restrictions: ShownRestriction[], restriction_names: RestrictionNames[] } {
-  const present = (slices ?? []).filter((slice) => restrictionOf(slice, levels).length > 0)
+  const present = (slices ?? []).flatMap((slice) =>
+    restrictionOf(slice, levels).map((restriction) => ({ restriction, names: namesOf(slice, levels) })))
   return {
-    restrictions: present.flatMap((slice) => restrictionOf(slice, levels)),
-    restriction_names: present.map((slice) => namesOf(slice, levels))
+    restrictions: present.map(({ restriction }) => restriction),
+    restriction_names: present.map(({ names }) => names)
   }
 }
 

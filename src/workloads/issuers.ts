@@ -101,12 +101,12 @@ export function createIssuers (
   function keep (issuer: string, loaded: Known) {
     known.set(issuer, loaded)
     let [issuers, characters] = [0, 0]
-    // The ones that were used last come first.
-    for (const [own, { organization, characters: more }] of [...known.entries()]) {
+    // `entries` begins with the key set that was used last, so the ones that were not used for longest go.
+    for (const [other, { organization, characters: more }] of [...known.entries()]) {
       if (organization !== loaded.organization) continue
       issuers++
       characters += more
-      if (issuers > MAX_ISSUERS * SHARE || characters > MAX_CHARACTERS * SHARE) known.delete(own)
+      if (issuers > MAX_ISSUERS * SHARE || characters > MAX_CHARACTERS * SHARE) known.delete(other)
     }
   }
 
