@@ -1,7 +1,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { ApiError, type Schemas } from './api.ts'
 import {
-  callLevel, changeNames, changesBetween, kindOf, levelOf, levelPath, stateOf, titleOf, undoChange, type Cell,
+  authorOf, callLevel, changeNames, changesBetween, kindOf, levelOf, levelPath, stateOf, titleOf, undoChange, type Cell,
   type Column, type Level, type Row, type State
 } from './levels.ts'
 import { Difference } from './difference.tsx'
@@ -161,12 +161,12 @@ export function NameHistory ({ level, project, name, done = () => {} }: At & { n
           <>
             {list.length === 0 && <Empty>No version of {titleOf(level)} that can be read has changed this name.</Empty>}
             <ol class='timeline'>
-              {list.map(({ id, attributes: { change, created_at, created_by } }, i) => {
+              {list.map(({ id, attributes: { change, created_at: at, ...author } }, i) => {
                 const [before, after] = [revealed(source, `${id} before`), revealed(source, `${id} after`)]
                 const isShown = before !== undefined || after !== undefined
                 return (
                   <li key={id}>
-                    <p><strong>{CHANGES[change]}</strong> <Time at={created_at} /> by {created_by?.name ?? 'the operator'}, version {id}</p>
+                    <p><strong>{CHANGES[change]}</strong> <Time at={at} /> by {authorOf(author)}, version {id}</p>
                     {isShown && <Difference before={before} after={after} />}
                     <div class='actions'>
                       {isShown

@@ -161,6 +161,13 @@ const MAX_MEMBER = 200
 export const isRefused = (error: unknown, name: string): boolean =>
   error instanceof ApiError && Object.hasOwn(error.errors, `set.${name.slice(0, MAX_MEMBER)}`)
 
+/** Who wrote a version, and through what. */
+export function authorOf ({ created_by, created_through: through }: Pick<Schemas['VersionAttributes'], 'created_by' | 'created_through'>) {
+  const name = created_by?.name ?? 'the operator'
+  if (through == null) return name
+  return { api_token: `API token ${name}`, workload: `workload rule ${name}`, application: `${name} through ${through.name}` }[through.type]
+}
+
 /** The names that changed from one version of a level to another one; null if nobody can tell. */
 export async function changesBetween (
   level: Level, from: string, to: string, isClient: boolean, format: Format

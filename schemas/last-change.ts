@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { Example } from './shapes.ts'
+import { Described, Example, Nullable, OneOf } from './shapes.ts'
 
 /** The author of a version: a user or an API token. */
 const Creator = Type.Unsafe<{ id: number, name: string } | null>({
@@ -9,6 +9,18 @@ const Creator = Type.Unsafe<{ id: number, name: string } | null>({
 })
 
 export const CREATED_BY = Example(Creator, { id: 1, name: 'First token' })
+
+/** What a caller can write a version with. */
+export const CREDENTIALS = ['api_token', 'application', 'workload'] as const
+
+export const CREATED_THROUGH = Example(Described(Nullable(Type.Object({
+  type: OneOf(CREDENTIALS, {
+    description: '`application`: a person who signed in to an application, such as the console, wrote the version'
+  }),
+  name: Type.String({ description: 'the name of the API token, application or rule at that time' })
+}, { title: 'CreatedThrough' })), {
+  description: 'what the author used; null for an operator, and for versions that release 0.1.0 wrote'
+}), { type: 'api_token', name: 'First token' })
 
 /** The newest version of a level, or of all levels of a project, in a list. */
 export interface LastChange { version: string, created_at: Date, created_by: { id: number, name: string } | null }

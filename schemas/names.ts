@@ -1,6 +1,6 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { SECRET_NAME_LENGTH } from './changes.ts'
-import { CREATED_BY } from './last-change.ts'
+import { CREATED_BY, CREATED_THROUGH } from './last-change.ts'
 import { LeftOut, LevelName, READ_TYPE } from './secrets.ts'
 import { Answer, Example, Flag, NameList, Nullable, OneOf, Patterned, Slug, Timestamp, ULID_PATTERN } from './shapes.ts'
 import { VERSION_ACTIONS } from './versions.ts'
@@ -108,6 +108,7 @@ const NameChange = Type.Object({
     action: Example(OneOf(VERSION_ACTIONS, { description: 'the action of the version' }), 'create'),
     created_at: Timestamp,
     created_by: CREATED_BY,
+    created_through: CREATED_THROUGH,
     value: Type.Optional(Nullable(Type.String({
       description: 'the value after the change; null if the name was removed; absent without `values`'
     })))

@@ -2,7 +2,7 @@ import { Type, type Static } from '@sinclair/typebox'
 import { WARNINGS } from './documents.ts'
 import { DRY_RUN } from './dry-run.ts'
 import { KeyDescriptor } from './encryption-keys.ts'
-import { CREATED_BY } from './last-change.ts'
+import { CREATED_BY, CREATED_THROUGH } from './last-change.ts'
 import { OrganizationInPath } from './organizations.ts'
 import { LevelName, type Level, type LevelNames } from './secrets.ts'
 import {
@@ -31,6 +31,7 @@ const fields = {
     key_version: Example(Type.String(), '1'),
     created_at: Timestamp,
     created_by: CREATED_BY,
+    created_through: CREATED_THROUGH,
     metadata: Type.Object({
       level: Example(LevelName, 'environment'), restored_from: Example(Nullable(Type.String()), null)
     }, { title: 'VersionMetadata' }),

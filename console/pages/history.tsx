@@ -2,7 +2,7 @@ import { useEffect, useRef, useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from '../api.ts'
 import { hasNameHistory, NameHistory, sayChanged } from '../cell.tsx'
 import { Difference } from '../difference.tsx'
-import { callLevel, changesBetween, inHistory, kindOf, levelOf, levelPath, nameOf, restoreBody, titleOf, type Level } from '../levels.ts'
+import { authorOf, callLevel, changesBetween, inHistory, kindOf, levelOf, levelPath, nameOf, restoreBody, titleOf, type Level } from '../levels.ts'
 import type { Project } from '../rights.ts'
 import { conceal, KeyGate, reveal, revealed, Secret, type At } from '../secrets.tsx'
 import { Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, instantOf, saying, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
@@ -87,7 +87,7 @@ function VersionItem ({ version: { id, attributes: version }, before, level, pro
   return (
     <li class={version.locked ? 'locked' : ''}>
       <p>
-        <strong>{ACTION_WORDS[version.action]}</strong> <Time at={version.created_at} /> by {version.created_by?.name ?? 'the operator'}
+        <strong>{ACTION_WORDS[version.action]}</strong> <Time at={version.created_at} /> by {authorOf(version)}
         <span class='soft'> version {id}, {sizeOf(version.size_bytes)}{version.metadata.restored_from !== null && `, from version ${version.metadata.restored_from}`}</span>
       </p>
       {version.locked

@@ -7,6 +7,7 @@ import {
   ADDRESS_LENGTH, COUPON_LENGTH, CURRENCY_LENGTH, INTERVALS, INVOICE_STATUSES, LABEL_LENGTH, NOTE_LENGTH,
   PAYMENT_METHOD_KINDS, PAYMENT_STATUSES, TAX_ID_LENGTH, type InvoiceLine, type Party
 } from '../../schemas/billing.ts'
+import { CREDENTIALS } from '../../schemas/last-change.ts'
 import { HISTORY_POLICIES, MANAGED, SECRET_FORMATS } from '../../schemas/projects.ts'
 import type { Ability, Scope } from '../../schemas/scopes.ts'
 import { LEVELS, type Level } from '../../schemas/secrets.ts'
@@ -798,7 +799,7 @@ export const secrets = authenticated('secrets', {
 
 /** Snapshots of documents, numbered per organization in commit order. Only a re-encryption changes a row. */
 export const secret_versions = unauthenticated(
-  'Content is sealed for its level, number, revision and key: another value does not open. Action, author, date, `size_bytes` and the restored version are not: another date moves a version into or out of the retention window and to another moment; another size changes the bytes that a delete subtracts'
+  'Content is sealed for its level, number, revision and key: another value does not open. Action, author, what the author used, date, `size_bytes` and the restored version are not: another date moves a version into or out of the retention window and to another moment; another size changes the bytes that a delete subtracts'
 )('secret_versions', {
   organization_id: ulid().notNull(),
   id: count().notNull(),
@@ -812,7 +813,11 @@ export const secret_versions = unauthenticated(
   restored_from: count(),
   created_by_id: count(),
   created_by_name: varchar({ length: NAME_LENGTH }),
-  ...created
+  ...created,
+  /** What the author used; null for an operator, and in rows of release 0.1.0. */
+  created_through: varchar({ length: 16, enum: CREDENTIALS }),
+  /** The name of the application at that time, if the author used one. */
+  application_name: varchar({ length: NAME_LENGTH })
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   within('secret_versions_in_history', table, 'history_id', histories).onDelete('cascade'),

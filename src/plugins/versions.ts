@@ -22,6 +22,7 @@ import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { sendRead } from '../http/responses/large-responses.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
 import type { Db } from '../db/database.ts'
+import { shownAuthor } from '../db/rows/author.ts'
 import { placeDetails } from '../repositories/audit/audit.ts'
 import { findLevelsOfSecrets, ownSecret, type LevelState } from '../repositories/levels/levels.ts'
 import { lockProject } from '../repositories/levels/projects.ts'
@@ -510,7 +511,7 @@ function toItem (row: VersionRow): Version {
       encryption_key_version: key,
       key_version: key,
       created_at: row.created_at,
-      created_by: row.created_by_id === null ? null : { id: row.created_by_id, name: row.created_by_name ?? '' },
+      ...shownAuthor(row),
       metadata: { level: row.level, restored_from: row.restored_from === null ? null : String(row.restored_from) },
       locked: row.locked,
       locked_reason: row.locked ? 'retention' : null

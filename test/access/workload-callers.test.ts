@@ -195,6 +195,7 @@ t.test('versions and repeated requests belong to the rule, with any of its token
   const { body } = await nimbus.call('POST', `/${o}/secrets/versions`, level)
   const [latest, former] = body.data
   t.strictSame(former.attributes.created_by, { id: rule.id, name: 'Writer' })
+  t.strictSame(former.attributes.created_through, { type: 'workload', name: 'Writer' })
   t.equal(latest.attributes.created_by.id, other.id)
 })
 

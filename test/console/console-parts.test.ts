@@ -82,7 +82,7 @@ for (const width of sample([390, 1280], 2)) {
     await said(other, 'Saved API_KEY in Backend Services / Live.')
     await other.getByRole('rowheader', { name: 'SHARED' }).waitFor()
     await button(other, 'History OLD').click()
-    await other.getByRole('region', { name: 'Changes of OLD' }).getByText('Test token').waitFor()
+    await other.getByRole('region', { name: 'Changes of OLD' }).getByText('by API token Test token').waitFor()
     await button(other, 'Close').click()
     t.equal(await button(other, 'History SHARED').count(), 0, 'the history of the project is hidden')
     await button(other, 'Reveal SHARED').click()

@@ -223,6 +223,7 @@ for (const width of sample(SIZES, 2)) {
     await said(page, 'Undone: backend / live is as it was before.')
     await button(page, 'History COLOUR').click()
     const changes = page.getByRole('region', { name: 'Changes of COLOUR' })
+    await changes.getByText('through Console, version').first().waitFor()
     await button(changes, /^Reveal version/).nth(2).click()
     await changes.getByText('green').waitFor()
     t.match(await changes.locator('.diff').innerText(), /- red backend \/ live\s+\+ green/)

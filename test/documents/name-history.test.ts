@@ -36,8 +36,9 @@ t.test('the history of a name lists versions that changed it, newest first, with
   t.strictSame(body.meta, { unreadable: 0, missing: 0, next: null })
   for (const { type, id, attributes: { change: _, ...attributes } } of body.data) {
     t.equal(type, 'secret-name-changes')
-    const { action, created_at, created_by } = versions.find((version: any) => version.id === id).attributes
-    t.strictSame(attributes, { action, created_at, created_by }, 'as in the list of versions')
+    const version = versions.find((version: any) => version.id === id).attributes
+    const { action, created_at, created_by, created_through } = version
+    t.strictSame(attributes, { action, created_at, created_by, created_through }, 'as in the list of versions')
   }
   t.equal((await owner.call('HEAD', `/${org}/traced/backend/live/secrets/names/history?name=A`)).status, 200)
 })

@@ -8,6 +8,7 @@ import type { NewKey } from '../../src/repositories/keys/encryption-keys.ts'
 import { dataKeyOf, makeServerKey, registerClientKey } from '../../src/vault/keys/keys.ts'
 import { DETAILS, isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
+import { callAs, makePerson } from '../helpers/people.ts'
 import { miscounted } from '../helpers/traffic.ts'
 
 // A storage key of rows that the test inserts with SQL.
@@ -52,6 +53,7 @@ t.test('each write records a version with its action, newest first, that holds w
     is_client_encrypted: false,
     encryption_key_version: '1',
     key_version: '1',
+    created_through: { type: 'api_token', name: 'Test token' },
     metadata: { level: 'environment', restored_from: first },
     locked: false,
     locked_reason: null
@@ -64,6 +66,40 @@ t.test('each write records a version with its action, newest first, that holds w
   const contents = []
   for (const { id } of data) contents.push(openBlob(dataKey, (await fetch(id)).body.data.content)?.toString())
   t.same(contents, ['A=1', 'A=333', 'A=22', 'A=1'], 'the snapshot of a delete is the document that was deleted')
+})
+
+t.test('a version names its author and what the author used, at each kind of write, also after a rename', async (t) => {
+  const own = await test.organization()
+  const at = await makeLevel(own)
+  const person = await makePerson(test, { [own.organization]: 'owner' })
+  const user = { ...own, call: await callAs(test, person) }
+  await store({ ...at, plaintext: 'A=1' }, user)
+  await store({ ...at, plaintext: 'A=2' }, own)
+  await remove(at, user)
+  const [{ id: former }] = (await history(at, own)).slice(-1)
+  t.equal((await restore(former, {}, user)).status, 200)
+  t.equal((await user.call('POST', `/${own.organization}/${at.project}/encryption-key/rotate`, {})).status, 200)
+  await test.write(`UPDATE users SET name = 'New name' WHERE id = ${person.id}`)
+
+  const byApplication = {
+    created_by: { id: person.id, name: person.name }, created_through: { type: 'application', name: 'Command line' }
+  }
+  const [{ attributes: { created_by } }] = (await history(at, own)).slice(-2)
+  const byToken = { created_by, created_through: { type: 'api_token', name: 'Test token' } }
+  t.not(created_by.id, person.id)
+  const expected = [byApplication, byApplication, byApplication, byToken, byApplication]
+  const listed = (await history(at, own)).map(({ attributes }: any) => attributes)
+  t.strictSame(listed.map(({ action }: any) => action), ['rotate', 'restore', 'delete', 'update', 'create'])
+  t.strictSame(listed.map(({ created_by, created_through }: any) => ({ created_by, created_through })), expected)
+  const { body: { data } } = await fetch(former, own)
+  t.strictSame(data.attributes.created_through, byApplication.created_through)
+
+  await test.sql(`UPDATE secret_versions SET created_through = NULL, application_name = NULL
+    WHERE organization_id = '${own.organization}' AND id = ${former}`)
+  const [{ attributes: of010 }] = (await history(at, own)).slice(-1)
+  t.strictSame(
+    [of010.created_by, of010.created_through], [byApplication.created_by, null], 'as in rows of release 0.1.0'
+  )
 })
 
 t.test('a version is fetched with its content and the descriptor of its key', async (t) => {

@@ -287,7 +287,9 @@ const callerBy = (principal: Principal | undefined): Caller | undefined => princ
 
 // An application has the scopes that the user granted and that the user's role contains. `expires_at` is the end of the
 // grant: an API token that the application creates must expire by then.
-function principalFor ({ id, grant_id, user, granted, expires_at, membership }: UserCall): Principal | undefined {
+function principalFor (
+  { id, grant_id, user, application, granted, expires_at, membership }: UserCall
+): Principal | undefined {
   if (membership === undefined) return undefined
   const { role, teams, organization } = membership
   const scopes = effectiveScopes(granted, role, isOfFactor(grant_id, user.second_factor_id))
@@ -295,6 +297,7 @@ function principalFor ({ id, grant_id, user, granted, expires_at, membership }: 
     type: 'user',
     id: user.id,
     name: user.name,
+    application,
     scopes,
     granted,
     teams,

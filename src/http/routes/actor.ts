@@ -23,8 +23,8 @@ export function actorOf (request: FastifyRequest): Actor {
 
 /** The actor of an event that belongs to no change, so no rows of the caller are locked. */
 export function witnessOf (request: FastifyRequest): Actor {
-  const { type, id, name, organization } = principalOf(request)
-  return { organization_id: organization.id, type, id, name, ...originOf(request), caller: null }
+  const { type, id, name, application, organization } = principalOf(request)
+  return { organization_id: organization.id, type, id, name, application, ...originOf(request), caller: null }
 }
 
 // The caller to lock, with the team roles in the project of the request if the request needs them.

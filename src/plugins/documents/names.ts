@@ -7,6 +7,7 @@ import {
 } from '../../../schemas/names.ts'
 import { ReadHeaders } from '../../../schemas/shapes.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
+import { shownAuthor } from '../../db/rows/author.ts'
 import { locate, levelOf, slicesOf } from '../../http/guard/level-lookup.ts'
 import { listsEtag } from '../../http/repeats/etags.ts'
 import { inTurn, type Turn } from '../../http/guard/turns.ts'
@@ -217,7 +218,7 @@ const include = (request: FastifyRequest): Include =>
   request.headers['if-none-match'] === undefined || isAnyKnown(request) ? 'readable' : 'revisions'
 
 function toItem ({ version, change, value }: Change, withValues: boolean): NameChange {
-  const { id, action, created_at, created_by_id, created_by_name } = version
+  const { id, action, created_at } = version
   return {
     type: 'secret-name-changes',
     id: String(id),
@@ -225,7 +226,7 @@ function toItem ({ version, change, value }: Change, withValues: boolean): NameC
       change,
       action,
       created_at,
-      created_by: created_by_id === null ? null : { id: created_by_id, name: created_by_name ?? '' },
+      ...shownAuthor(version),
       ...(withValues && { value: value ?? null })
     }
   }

@@ -15,6 +15,8 @@ export interface Actor {
   type: 'api_token' | 'user' | 'workload' | 'operator' | 'system'
   id: number | null
   name: string
+  /** The name of the application through which a person acts. */
+  application?: string
   request_id: string | null
   ip: string | null
   user_agent: string | null

@@ -404,6 +404,8 @@ export interface UserCall {
   grant_id: number
   user: User
   client_id: string
+  /** The name of the client. */
+  application: string
   granted: Ability[]
   /** The expiry of the grant. After it, all tokens of the grant are invalid. */
   expires_at: Date
@@ -505,7 +507,7 @@ export async function findUserCall (
 ): Promise<UserCall | undefined> {
   const found = await findCredentials(db, { hash, organization: named, teams })
   if (found === undefined) return undefined
-  const { id, grant_id, user, pair, itsGrant, rows } = found
+  const { id, grant_id, user, pair, itsGrant, itsClient, rows } = found
   // The slug of one organization may equal the id of another. Prefers an organization of which the user is a member. If
   // the user is a member of two, prefers the organization whose id matches.
   const all = await Promise.all(rows.map(async ({ organization, membership }) => {
@@ -528,7 +530,8 @@ export async function findUserCall (
     : undefined
   // Ignores scopes of the access token that the grant does not have.
   const granted = (pair.scopes as Ability[]).filter((scope) => itsGrant.scopes.includes(scope))
-  return { id, grant_id, user, client_id: itsGrant.client_id, granted, expires_at: itsGrant.expires_at, membership }
+  const { client_id, expires_at } = itsGrant
+  return { id, grant_id, user, client_id, application: itsClient.name, granted, expires_at, membership }
 }
 
 /**

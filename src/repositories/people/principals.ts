@@ -37,6 +37,8 @@ export interface Principal extends Powers {
   type: 'api_token' | 'user' | 'workload'
   id: number
   name: string
+  /** The name of the application with which a user signed in. */
+  application?: string
   /** The roles in teams that the query requested (`TeamQuery`). */
   teams: TeamPowers
   /** Restrictions of the token; empty if the token is for the whole organization. */

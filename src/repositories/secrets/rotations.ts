@@ -6,6 +6,7 @@ import {
   isOneOfOrganization, macOf, requireAuthentic, rowsOf, type Authenticated, type Db
 } from '../../db/database.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
+import { credentialOf } from '../../db/rows/author.ts'
 import { matching } from '../../db/rows/query.ts'
 import { secrets } from '../../db/tables.ts'
 import type { Actor } from '../audit/audit.ts'
@@ -103,11 +104,13 @@ export async function recordVersions (
     sql`id bigint, secret_id char(26), action varchar, revision bigint, key_version int, sealed text, size_bytes int,
       restored_from bigint`)} r) AS r`
   const taken_at = sql`${at.toISOString()}::timestamptz`
+  const { created_through, application_name } = credentialOf(actor)
   await db.execute(sql`
     INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
-      restored_from, created_by_id, created_by_name, created_at)
+      restored_from, created_by_id, created_by_name, created_at, created_through, application_name)
     SELECT s.organization_id, r.id, s.history_id, r.action, r.revision, r.key_version, decode(r.sealed, 'base64'),
-      r.size_bytes, r.restored_from, ${actor.id}::bigint, ${actor.name}, ${taken_at}
+      r.size_bytes, r.restored_from, ${actor.id}::bigint, ${actor.name}, ${taken_at},
+      ${created_through}, ${application_name}
     FROM ${r} JOIN secrets s ON ${own}`)
   await db.execute(sql`
     UPDATE secrets s SET version = r.id, version_count = s.version_count + 1,

@@ -2,7 +2,9 @@ import { sql } from 'drizzle-orm'
 import { macOf, type Db } from '../../db/database.ts'
 import { preparedChanges } from '../../db/postgres/changes-together.ts'
 import { andOwn, rowsIn } from '../../db/postgres/engine.ts'
+import { credentialOf } from '../../db/rows/author.ts'
 import type { secret_versions } from '../../db/tables.ts'
+import type { Actor } from '../audit/audit.ts'
 import type { SecretRow } from '../levels/levels.ts'
 
 export interface SecretWrite {
@@ -12,7 +14,7 @@ export interface SecretWrite {
   secret: SecretRow
   /** The version to record; null if the request has `no_backup`. */
   version: Pick<typeof secret_versions.$inferSelect, 'id' | 'action' | 'sealed' | 'size_bytes' | 'restored_from'> | null
-  actor: { id: number | null, name: string }
+  actor: Pick<Actor, 'type' | 'id' | 'name' | 'application'>
   /** The time of the change (`Counter.at`). */
   at: Date
 }
@@ -57,13 +59,13 @@ const write = preparedChanges<{ levels: string, versions: string }>('write_secre
     ['versions', sql`
       INSERT INTO secret_versions (
         organization_id, id, history_id, action, revision, key_version, sealed, size_bytes, restored_from,
-        created_by_id, created_by_name, created_at
+        created_by_id, created_by_name, created_at, created_through, application_name
       )
       SELECT organization_id, id, history_id, action, revision, key_version, decode(sealed, 'base64'), size_bytes,
-        restored_from, actor_id, actor_name, at
+        restored_from, actor_id, actor_name, at, created_through, application_name
       FROM (${rowsIn($('versions'), sql`id bigint, history_id char(26), action varchar, revision bigint,
         key_version int, sealed text, size_bytes int, restored_from bigint, actor_id bigint, actor_name varchar,
-        at timestamptz`)})
+        at timestamptz, created_through varchar, application_name varchar`)})
         AS version`]
   ]
 }))
@@ -113,7 +115,8 @@ export async function writeSecrets (db: Db, writes: readonly SecretWrite[]): Pro
         key_version,
         actor_id: actor.id,
         actor_name: actor.name,
-        at
+        at,
+        ...credentialOf(actor)
       }
     }))
   }, unneeded)

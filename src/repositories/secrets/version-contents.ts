@@ -1,5 +1,6 @@
 import { sql } from 'drizzle-orm'
 import { lookUp, preparedSql, tampered, type Db } from '../../db/database.ts'
+import type { Author } from '../../db/rows/author.ts'
 import { joined } from '../../db/rows/joined.ts'
 import { numberOf } from '../../db/rows/query.ts'
 import { columnsOf, encryption_keys, secret_versions } from '../../db/tables.ts'
@@ -9,7 +10,7 @@ import type { VersionRow } from './versions.ts'
 
 /** A version with its content and its key. */
 export interface VersionContent extends Pick<VersionRow,
-  'id' | 'action' | 'revision' | 'key_version' | 'size_bytes' | 'created_by_id' | 'created_by_name' | 'created_at'> {
+  'id' | 'action' | 'revision' | 'key_version' | 'size_bytes' | 'created_at' | keyof Author> {
   /** Null if the key is client-managed. */
   sealed: Buffer | null
   key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key' | 'managed'>
@@ -35,7 +36,7 @@ type Row = Readonly<Record<string, unknown>> & Pick<KeyRow, 'data_key'> &
 
 const VERSION = joined('v', columnsOf(
   secret_versions, 'id', 'action', 'revision', 'key_version', 'size_bytes', 'created_by_id', 'created_by_name',
-  'created_at', 'sealed'
+  'created_at', 'created_through', 'application_name', 'sealed'
 ), { instead: { sealed: sql`CASE WHEN k.managed = 'server' AND NOT retention.locked THEN v.sealed END` } })
 
 // The inner queries select the versions by their sizes, so that the outer query reads only the contents of the page.

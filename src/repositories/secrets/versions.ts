@@ -20,7 +20,7 @@ import type { LevelState, SecretRow } from '../levels/levels.ts'
 
 const shown = columnsOf(
   secret_versions, 'id', 'action', 'revision', 'key_version', 'size_bytes', 'restored_from', 'created_by_id',
-  'created_by_name', 'created_at'
+  'created_by_name', 'created_at', 'created_through', 'application_name'
 )
 
 export interface VersionRow extends Pick<typeof secret_versions.$inferSelect, keyof typeof shown> {
