@@ -185,13 +185,12 @@ const CREDENTIAL = /^\s*select .*\b(api_tokens\.token_prefix\b|rule\.revision\b|
 const MEMBERSHIP = /^\s*select queries\.query_index, \(\s*select jsonb_build_object\('member'/is
 const OWNER = /\bjsonb_build_object\('users'/i
 
-/** Matches the last statement with which the guard looks up a caller. On Citus, the guard can send two statements. */
+/** Matches the last statement with which the guard looks up a caller. The guard can send two statements. */
 function lastLookup (row: Row, token: string): RegExp {
-  if (!ON_CITUS) return CREDENTIAL
   if (!isCredential('at', token)) return foundLater.has(token) ? OWNER : CREDENTIAL
-  // The membership is on another node than the access token. A person who is removed between the two statements gets
-  // 404, like every person who is not a member.
-  return row.at.includes('{organization}') ? MEMBERSHIP : CREDENTIAL
+  // On Citus, the membership is on another node than the access token. A person who is removed between the two
+  // statements gets 404, like every person who is not a member.
+  return ON_CITUS && row.at.includes('{organization}') ? MEMBERSHIP : CREDENTIAL
 }
 
 /** Waits until the next look-up of a caller starts or ends, and calls `then` at that moment. */

@@ -42,7 +42,7 @@ const FLOORS: Record<string, Floor> = {
     house: ['schemas', 'src/gate.ts', 'src/telemetry'],
     packages: ['drizzle-orm', 'postgres', '@electric-sql/pglite', 'tar', 'node:']
   },
-  'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm'] },
+  'src/repositories': { house: ['schemas', 'src/rules', 'src/db'], packages: ['drizzle-orm', 'lru-cache'] },
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
   // Begins the transactions that change data.
   'src/changes': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['drizzle-orm', 'type node:crypto'] },
