@@ -4,7 +4,7 @@ import { DEADLINE, endOfWait } from '../db/postgres/guard.ts'
 import { waitNow } from '../db/postgres/wait-clock.ts'
 import { RowLocked } from './callers.ts'
 import type { SynchronousCommit } from './counter.ts'
-import { queueOf, type Entry } from './queue.ts'
+import { LAST_SECOND_MS, queueOf, type Entry } from './queue.ts'
 import { recordReads } from './reads.ts'
 import { takeSteps, type Made, type Request } from './steps.ts'
 import { pauseUntil, transactionOnce } from './transaction.ts'
@@ -67,7 +67,7 @@ async function runTogether (db: Db, queued: readonly Queued[]): Promise<void> {
 // Queues a request again: the first time immediately, later after a pause.
 function requeue (db: Db, entry: Queued) {
   const join = () => { queueOf(db).join(entry) }
-  if (entry.isApart) pauseUntil(entry.until).then(join, entry.reject)
+  if (entry.isApart) pauseUntil(entry.until - LAST_SECOND_MS).then(join, entry.reject)
   else {
     entry.isApart = true
     join()

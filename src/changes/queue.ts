@@ -8,6 +8,11 @@ import type { QueueFigures } from '../telemetry/metrics.ts'
 const MAX_OF_ORGANIZATION = { entries: 1_000, bytes: 64 * 1024 * 1024 }
 const MAX_WAITING = { entries: 10_000, bytes: 256 * 1024 * 1024 }
 const MAX_BATCH = { entries: 100, bytes: 512 * 1024 }
+/**
+ * A change begins no transaction in its last second: one that meets a locked row takes up to 1.5 s to fail, and the
+ * response is sent one second after the deadline at the latest.
+ */
+export const LAST_SECOND_MS = 1_000
 
 /** A change that waits for a transaction. */
 export interface Entry {
@@ -35,8 +40,8 @@ const emptyBatch = (): Batch => ({ entries: [], queues: [], bytes: 0 })
  * Queues the changes of this process, and runs them in transactions. An organization has one transaction at a time.
  * Changes with the same `run` function share a transaction, even if they are of different organizations.
  *
- * Rejects a change with DatabaseUnavailable at its deadline. If a transaction fails because the database is down,
- * rejects all waiting changes of its organizations, too.
+ * Rejects a change with DatabaseUnavailable if no transaction has taken it a second before its deadline. If a
+ * transaction fails because the database is down, rejects all waiting changes of its organizations, too.
  */
 export class Queue {
   readonly figures: QueueFigures = { waiting: 0, transactions: 0, entries: 0, waited: 0 }
@@ -66,8 +71,10 @@ export class Queue {
       queue.bytes + bytes > MAX_OF_ORGANIZATION.bytes ||
       this.figures.waiting >= MAX_WAITING.entries || this.#bytes + bytes > MAX_WAITING.bytes
     if (isFull) return entry.reject(neverSent('Too many changes are waiting'))
+    const latest = until - LAST_SECOND_MS
+    if (latest <= waitNow()) return entry.reject(new DatabaseUnavailable('Too little time is left for a transaction'))
     this.#queues.set(organizationId, queue)
-    const stopTimer = atWaitTime(until, () => {
+    const stopTimer = atWaitTime(latest, () => {
       this.#refuse(queue, entry, new DatabaseUnavailable('Too many changes of the organization came before'))
     })
     queue.waiting.set(entry, { since: waitNow(), stopTimer })
