@@ -83,6 +83,15 @@ t.test('an answer that is not documented is found', async (t) => {
     t.match(outsideContract(method, '/projects', reply).join('\n'), expected, name)
   }
   t.same(outsideContract('POST', '/projects', alter(refused, { status: 503, body: away })), [])
+  for (const [path, details, expected] of [
+    ['/projects', { allowed: 'GET' }, /allowed must be array/], ['/projects', undefined, /required property 'details'/],
+    ['/projects', { allowed: ['GET'], more: 1 }, /must NOT have additional/], ['/nothing/here', { resource: 1 }, /resource must be string/]
+  ] as const) {
+    const reply = await watch.send('PUT', path)
+    t.same(outsideContract('PUT', path, reply), [], `${path} ${reply.status}`)
+    const { body } = reply
+    t.match(outsideContract('PUT', path, alter(reply, { body: { ...body, details } })).join('\n'), expected)
+  }
 })
 
 t.test('a service that stays away, a process that ended and a late recovery are found', async (t) => {

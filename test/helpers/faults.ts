@@ -51,11 +51,7 @@ const BESIDE: Record<number, string[]> = {
   503: ['service_unavailable']
 }
 const OF_ANY = [400, 414, 431]
-const ERROR = {
-  type: 'object',
-  required: ['error', 'message'],
-  properties: { error: { type: 'string' }, message: { type: 'string' } }
-}
+const ERROR = { $ref: '#/components/schemas/Error' }
 
 /**
  * The deviations of a response from `openapi.yaml`, as text. Checks that the operation documents the status, the error
