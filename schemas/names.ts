@@ -138,7 +138,7 @@ const VersionNames = Type.Object({
   attributes: Type.Object({
     compared_with: Example(Nullable(Type.String({
       description: 'the next older version that can be read; null if the version was compared with no document, and if ' +
-        'no older version can be read: it is locked, deleted, or does not parse'
+        'no older version can be read: it is locked, deleted, or does not parse, as do the few before it'
     })), null),
     added: namesOfVersion('the names that the version added', ['FOO', 'HELLO']),
     changed: namesOfVersion('the names with another value than before', []),

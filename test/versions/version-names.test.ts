@@ -75,6 +75,24 @@ t.test('versions that do not parse or are gone are skipped; without an older one
   t.ok(began)
 })
 
+t.test('the search for a version that can be read ends after counted work, not after a number of versions', async (t) => {
+  const slow = `{${Array.from({ length: 4_900 }, (_, i) => `n${i}: 1`).join(', ')}`
+  const wide = `${Array.from({ length: 15_000 }, (_, i) => `N${i}="${'x'.repeat(50)}"`).join('\n')}\nX="`
+  const kinds = [['yaml', slow, 'A: 1', 'A: 2'], ['env', wide, 'A=1', 'A=2'], ['json', `{"A":[${'1,'.repeat(9_900)}`, '{}', '{"A":2}']]
+  for (const [format, unreadable, first, last] of kinds as [string, string, string, string][]) {
+    const compared = async (document: string, count: number) => {
+      const at = await makeLevel(owner, { secret_format: format })
+      const oldest = await store(at, first)
+      for (let i = 0; i < count; i++) await store(at, `${document}${' '.repeat(i)}`, { unchecked: true })
+      const [older] = await changes(await store(at, last))
+      return older === oldest ? 'found' : older
+    }
+    t.equal(await compared(unreadable, 1), 'found', `${format}: one that does not parse`)
+    t.equal(await compared(unreadable, 18), null, `${format}: many that take long`)
+    t.equal(await compared(format === 'env' ? '"' : '{', 18), 'found', `${format}: many that are small`)
+  }
+})
+
 t.test('versions outside of the retention are neither shown nor compared', async (t) => {
   const limited = await service.organization({ plan: 'free' })
   const at = await makeLevel(limited, { slug: 'kept' })

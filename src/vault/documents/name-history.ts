@@ -118,13 +118,14 @@ const MAX_OLDER = 20
 /**
  * The names that a version changed, by a comparison with the next older version that can be read. A version is compared
  * with an empty document if no document existed before: after a `delete`, and for a `create`. `names` is null if no
- * older version can be read. `entries` is the document of the version.
+ * older version can be read, or none of those that the work of a page opens. `entries` is the document of the version.
  */
 export async function namesChangedBy (
-  { keyring, storageKey, work, pace }: Pick<ReadContext, 'keyring' | 'storageKey' | 'work' | 'pace'>, state: LevelState,
+  context: Pick<ReadContext, 'keyring' | 'storageKey' | 'work' | 'pace' | 'isDisconnected'>, state: LevelState,
   { id, action }: Pick<VersionContent, 'id' | 'action'>, entries: Entries,
   load: (before: number, limit: PageLimit) => Promise<VersionContents>
 ): Promise<{ older: VersionContent | null, names: Comparison | null }> {
+  const { keyring, storageKey, work, pace } = context
   const nothing = emptyEntries()
   if (action === 'delete') return { older: null, names: compareEntries(entries, nothing) }
   if (action === 'create') return { older: null, names: compareEntries(nothing, entries) }
@@ -143,7 +144,7 @@ export async function namesChangedBy (
       await pace(began)
       if (found !== undefined) return { older, names: compareEntries(found, entries) }
       // The document that the version changed began with a version that cannot be read.
-      if (older.action === 'create') return { older: null, names: null }
+      if (older.action === 'create' || isSpent(context)) return { older: null, names: null }
     }
   }
   return { older: null, names: null }
