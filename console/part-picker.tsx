@@ -88,8 +88,9 @@ type Part = Schemas['TeamRestriction']
 type Names = Schemas['RestrictionNames']
 export interface Parts { restrictions: readonly Part[], restriction_names: readonly Names[] }
 
-export const partInWords = ({ except_status, inherited }: Part, { project, target, environment }: Names): string =>
-  ([project, target, environment].filter(Boolean).join(' / ') || 'the project') +
+/** The slug of a level stands for its name where a long list has none. */
+export const partInWords = ({ project, target, environment, except_status, inherited }: Part, names: Names): string =>
+  ([names.project ?? project, names.target ?? target, names.environment ?? environment].filter(Boolean).join(' / ') || 'the project') +
   (except_status === undefined ? '' : `, but not ${except_status}`) + (inherited === true ? ', with values from above' : '')
 
 /** Restrictions in words; `whole`: what is reached without any. */
@@ -98,7 +99,10 @@ export const partsInWords = ({ restrictions, restriction_names: names }: Parts, 
 
 /** Restrictions in words, where the project is known. */
 export const partsOfProject = ({ restrictions, restriction_names }: Parts): string =>
-  partsInWords({ restrictions, restriction_names: restriction_names.map((names) => ({ ...names, project: null })) }, 'the whole project')
+  partsInWords({
+    restrictions: restrictions.map((part) => ({ ...part, project: undefined })),
+    restriction_names: restriction_names.map((names) => ({ ...names, project: null }))
+  }, 'the whole project')
 
 /** The restriction that a person has chosen; empty for the whole project. */
 export function chosenPart ({ level = '', inherited, except_status = '' }: Fields) {

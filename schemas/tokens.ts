@@ -31,10 +31,17 @@ export const Restriction = Type.Object({
 })
 export type Restriction = Static<typeof Restriction>
 
+/** Maximum characters of the names of levels beside the restrictions in a response. */
+export const MAX_SHOWN_NAMES = 1_000_000
+
 /** The names of the levels that a restriction contains by slug. */
 export const RestrictionNames = Type.Object({
   project: Nullable(Type.String()), target: Nullable(Type.String()), environment: Nullable(Type.String())
-}, { title: 'RestrictionNames', description: 'the names of the levels; null: without such a level' })
+}, {
+  title: 'RestrictionNames',
+  description: 'the names of the levels; null: without such a level, and after ' +
+    `${MAX_SHOWN_NAMES.toLocaleString('en')} characters of names in a response`
+})
 export type RestrictionNames = Static<typeof RestrictionNames>
 
 /** The names of the levels of a list of restrictions. */

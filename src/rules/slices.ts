@@ -1,5 +1,5 @@
 import type { ExceptStatus } from '../../schemas/teams.ts'
-import type { Restriction, RestrictionNames } from '../../schemas/tokens.ts'
+import { MAX_SHOWN_NAMES, type Restriction, type RestrictionNames } from '../../schemas/tokens.ts'
 
 /** A level of the hierarchy: a project, target or environment. The deepest id that is set identifies the level. */
 export interface Place {
@@ -25,8 +25,11 @@ export interface Slice {
 
 /** Whether a token restricted to `inner` can read and change only what a token restricted to `outer` can. */
 export function coversAll (outer: readonly Slice[], inner: readonly Slice[]): boolean {
-  return outer.length === 0 || (inner.length > 0 && inner.every((slice) =>
-    isInside(outer, slice) && (slice.inherited !== true || inherits(outer, slice))))
+  if (outer.length === 0) return true
+  const including = outer.filter(includesAllAbove)
+  const isCovered = (slice: Slice) =>
+    isInside(outer, slice) && (slice.inherited !== true || (including.length > 0 && isInside(including, slice)))
+  return inner.length > 0 && inner.every(isCovered)
 }
 
 /** Whether a level is inside of a restriction. Without restrictions, the caller can access the whole organization. */
@@ -155,20 +158,40 @@ export function restrictionOf (
   }]
 }
 
-/** Restrictions to levels that exist, as the API shows them, with the names of these levels beside them. */
+/** The approximate number of characters of a restriction with its names in a response. */
+export const CHARACTERS_OF_RESTRICTION = 200
+
+// The characters of names that have been shown for these levels, which are looked up for one response.
+const charactersShown = new WeakMap<LevelsById, number>()
+const NO_NAMES: RestrictionNames = { project: null, target: null, environment: null }
+
+/**
+ * Restrictions to levels that exist, as the API shows them, with the names of these levels beside them. The names of a
+ * response end at `MAX_SHOWN_NAMES`, because a list can have 100,000 restrictions, whose names would take much longer
+ * than their slugs.
+ */
 export function shownRestrictions (
   slices: readonly Slice[] | null, levels: LevelsById
 ): { restrictions: ShownRestriction[], restriction_names: RestrictionNames[] } {
   const present = (slices ?? []).flatMap((slice) =>
-    restrictionOf(slice, levels).map((restriction) => ({ restriction, names: namesOf(slice, levels) })))
+    restrictionOf(slice, levels).map((restriction) => ({ restriction, names: namesWithin(slice, levels) })))
   return {
     restrictions: present.map(({ restriction }) => restriction),
     restriction_names: present.map(({ names }) => names)
   }
 }
 
+function namesWithin (slice: Slice, levels: LevelsById): RestrictionNames {
+  const names = namesOf(slice, levels)
+  const characters = [names.project, names.target, names.environment]
+    .reduce((sum, name) => sum + (name?.length ?? 0), charactersShown.get(levels) ?? 0)
+  if (characters > MAX_SHOWN_NAMES) return NO_NAMES
+  charactersShown.set(levels, characters)
+  return names
+}
+
 /** The names of the levels of a restriction. */
-export const namesOf = (
+const namesOf = (
   { project_id, target_id, environment_id }: Omit<Slice, 'except_status' | 'inherited'>, levels: LevelsById
 ): RestrictionNames => ({
   project: levels.get(project_id)?.name ?? null,

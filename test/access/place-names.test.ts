@@ -1,6 +1,7 @@
 // runs: one database, embedded
 import t from 'tap'
 import { startApp, type Caller } from '../helpers/app.ts'
+import { MAX_SHOWN_NAMES } from '../../schemas/tokens.ts'
 import { callAs, makePerson, type Person } from '../helpers/people.ts'
 
 // Answers with places have the names of the levels beside their slugs.
@@ -93,6 +94,45 @@ t.test('tokens and trust rules have the names of their restrictions, and accept 
     jwks: null
   })
   t.strictSame(partsOf(attributes), [[LIVE], [NAMES]])
+})
+
+t.test('the names beside restrictions have a bound in each response, and restrictions do not', async (t) => {
+  const { o, call, made } = await nimbus()
+  const longName = (start: string) => start.padEnd(255, 'x')
+  await made(`/${o}/projects`, { name: longName('Shop'), slug: 'long' })
+  await made(`/${o}/long/targets`, { name: longName('Backend'), slug: 'backend' })
+  const parts = Array.from({ length: 100 }, (_, i) => ({ project: 'long', target: 'backend', environment: `e${i}` }))
+  for (const { environment: slug } of parts) {
+    await made(`/${o}/long/backend/environments`, { name: longName(slug), slug })
+  }
+  const namesOf = ({ environment }: typeof parts[number]) =>
+    ({ project: longName('Shop'), target: longName('Backend'), environment: longName(environment) })
+  const lists = Math.ceil(MAX_SHOWN_NAMES / (100 * 3 * 255)) + 1
+  const workload = { issuer: 'https://issuer.example', claims: { sub: 'deploy' }, scopes: ['secret:read'] }
+  for (const name of Array.from({ length: lists }, (_, i) => `Limited ${i}`)) {
+    const token = await call('POST', `/organizations/${o}/api-keys`, { name, abilities: ['secret:read'], restrictions: parts })
+    t.equal(token.status, 201)
+    await made(`/organizations/${o}/workloads`, { ...workload, name, restrictions: parts })
+  }
+  const withParts = (all: Parts[]) => all.filter(({ restrictions }) => restrictions.length > 0)
+  const one = { project: null, target: null, environment: null }
+  const requireBound = (all: Parts[]) => {
+    t.equal(all.length, lists)
+    for (const { restrictions } of all) t.strictSame(restrictions, parts)
+    const names = all.flatMap(({ restriction_names }) => restriction_names)
+    const shown = Math.floor(MAX_SHOWN_NAMES / (3 * 255))
+    t.strictSame(names.slice(0, shown), Array.from({ length: shown }, (_, i) => namesOf(parts[i % 100]!)))
+    t.strictSame(names.slice(shown), names.slice(shown).map(() => one), 'no name after the bound')
+  }
+  const tokens = (await call('GET', `/organizations/${o}/api-keys`)).body.data as (Parts & { id: string })[]
+  requireBound(withParts(tokens))
+  requireBound(withParts((await call('GET', `/organizations/${o}/api-keys?per_page=100`)).body.data))
+  const rules = (await call('GET', `/organizations/${o}/workloads`)).body.data as { attributes: Parts }[]
+  requireBound(rules.map(({ attributes }) => attributes))
+  for (const { id } of tokens.filter(({ restrictions }) => restrictions.length > 0)) {
+    const single = (await call('GET', `/organizations/${o}/api-keys/${id}`)).body.data
+    t.strictSame(single.restriction_names, parts.map(namesOf), 'each token by itself has all names')
+  }
 })
 
 t.test('an invitation has the names of its place for both sides, and none after its deletion', async (t) => {

@@ -1,5 +1,5 @@
 import type { FastifyRequest } from 'fastify'
-import { SEARCH_LIMITS, SearchNamesAnswer, SearchNamesQuery } from '../../../schemas/names.ts'
+import { SEARCH_LIMITS, SearchNamesAnswer, SearchNamesQuery, type FoundName } from '../../../schemas/names.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
 import { withinToken } from '../../http/guard/level-lookup.ts'
 import { inTurn, type Turn } from '../../http/guard/turns.ts'
@@ -38,7 +38,7 @@ export const nameSearch: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const answer = await inTurn(request, async (turn) => search(request, request.query, turn))
-      const characters = answer.data.reduce((sum, { attributes }) => sum + attributes.name.length, 0)
+      const characters = answer.data.reduce((sum, { attributes }) => sum + charactersOf(attributes), 0)
       return sendRead(reply, answer, characters)
     }
   })
@@ -95,6 +95,10 @@ export const nameSearch: Domain = async (app) => {
     return { organization_id, slices: isWhole ? [] : inside, projects, ...(isCut && { lastProject }) }
   }
 }
+
+// A name of a level can be longer than the name that is found, and is repeated with each.
+const charactersOf = ({ name, project_name, target_name, environment_name }: FoundName['attributes']) =>
+  [name, project_name, target_name, environment_name].join().length
 
 function positionOf (after: string | undefined): SearchPosition {
   if (after === undefined) return SEARCH_START

@@ -18,10 +18,7 @@ import { fail } from '../../rules/api-error.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { pageMeta, type PageRequest } from '../../rules/pagination.ts'
 import { holds, powersOfRole, rightsIn, type TeamRole } from '../../rules/roles.ts'
-import { restrictionOf, shownRestrictions, type LevelsById } from '../../rules/slices.ts'
-
-// The approximate number of characters of a restriction with its names in a response.
-const CHARACTERS_OF_RESTRICTION = 200
+import { CHARACTERS_OF_RESTRICTION, restrictionOf, shownRestrictions, type LevelsById } from '../../rules/slices.ts'
 
 /** Shows what a member can do. The functions of `rules/roles.ts` that compute this also authorize requests. */
 export const memberAccess: Domain = async (app) => {

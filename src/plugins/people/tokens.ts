@@ -30,7 +30,9 @@ import { requireNewName } from '../../rules/formats/names.ts'
 import { mustBeOneOf } from '../../rules/formats/phrases.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { pageMeta, pageOf } from '../../rules/pagination.ts'
-import { coversAll, keepInherited, restrictionOf, textOf, type SentSlice, type Slice } from '../../rules/slices.ts'
+import {
+  CHARACTERS_OF_RESTRICTION, coversAll, keepInherited, restrictionOf, textOf, type SentSlice, type Slice
+} from '../../rules/slices.ts'
 import { requireTimestamp } from '../../rules/formats/timestamps.ts'
 import { inheritedWarning } from '../../vault/documents/open-documents.ts'
 import { deleteUngiven } from '../../vault/memberships.ts'
@@ -40,9 +42,6 @@ const VALUE: RedactedReplay = {
   keep: ({ api_key: { id } }: { api_key: { id: string } }) => ({ id }),
   give: async (_app, _request, { id }: { id: string }) => fail('idempotent_secret_unavailable', { id })
 }
-
-// The approximate number of characters of a restriction in a response.
-const CHARACTERS_OF_RESTRICTION = 55
 
 export const tokens: Domain = async (app) => {
   app.get('/organizations/:organization/api-keys', {
