@@ -1,6 +1,7 @@
 // runs: PostgreSQL
 import { sql } from 'drizzle-orm'
 import t from 'tap'
+import { EVENTS } from '../../schemas/events.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { TEAM_LIMITS } from '../../schemas/teams.ts'
 import { PROJECT_ROLES } from '../../schemas/users.ts'
@@ -303,6 +304,32 @@ t.test('the filters of audit events by level read only the events of the level',
     t.equal((await call('GET', path)).body.meta.total, matches, query)
     for (const [mode, reads] of Object.entries(await readsOf(() => call('GET', path)))) {
       t.ok(most(reads, of('audit_events')) <= matches + FEW, `${query}, ${mode} plan: ${JSON.stringify(reads)}`)
+    }
+  }
+})
+
+t.test('a deep page of filtered events reads the events up to the page, of all actions together', onServer, async (t) => {
+  const { organization, call } = await service.organization()
+  const project = '01JQZ6V9T4M8N2K7R5W3X1P000'
+  const OF_ACTION = 100
+  await service.sql(`INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id,
+      resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac)
+    SELECT '${organization}', 1000 + n, '2026-01-01T00:00:00Z'::timestamptz + n * interval '1 second',
+      ('{${EVENTS.join()}}'::text[])[1 + n % ${EVENTS.length}], 'user', 1, 'project', '${project}', null, null, null,
+      '{"project_id": "${project}"}'::jsonb, 'none', 'none'::bytea
+    FROM generate_series(1, ${EVENTS.length * OF_ACTION}) n`)
+  await service.sql('VACUUM ANALYZE')
+  const matches = EVENTS.length * OF_ACTION
+  const page = OF_ACTION / PER_PAGE
+  for (const query of ['actor=user:1', `resource=project:${project}`, `project=${project}`, `project=${project}&actor=user:1`]) {
+    const path = `/${organization}/audit-events?per_page=${PER_PAGE}&page=${page}&${query}`
+    const { data, meta } = (await call('GET', path)).body
+    t.equal(meta.total, matches)
+    t.strictSame(data.map(({ id }: { id: string }) => 1000 + matches - Number(id)),
+      Array.from({ length: PER_PAGE }, (_, i) => (page - 1) * PER_PAGE + i), `${query}: in the order of time`)
+    for (const [mode, reads] of Object.entries(await readsOf(() => call('GET', path)))) {
+      const all = reads.filter(of('audit_events')).reduce((sum, { rows }) => sum + rows, 0)
+      t.ok(all <= matches + EVENTS.length + page * PER_PAGE + FEW, `${query}, ${mode} plan: the count, and ${all - matches}`)
     }
   }
 })

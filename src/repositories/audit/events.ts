@@ -1,8 +1,9 @@
-import { and, asc, desc, eq, gt, gte, isNull, lt, sql, type SQL } from 'drizzle-orm'
+import { and, asc, desc, eq, gt, isNull, lt, sql, type Placeholder, type SQL } from 'drizzle-orm'
+import type { AnyPgColumn } from 'drizzle-orm/pg-core'
 import { MAX_COUNTED, type AuditQuery } from '../../../schemas/audit.ts'
 import { EVENTS } from '../../../schemas/events.ts'
 import { LEVELS, type Level } from '../../../schemas/levels.ts'
-import { isKeyOf, type Db } from '../../db/database.ts'
+import { isKeyOf, prepared, type Db } from '../../db/database.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, organization_counters } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
@@ -13,9 +14,6 @@ export interface EventFilter extends Pick<AuditQuery, 'actor' | 'action' | 'reso
   from?: Date | undefined
   to?: Date | undefined
 }
-
-/** The filters in a statement. `from` and `to` can also be SQL columns. */
-type FilterInSql = Omit<EventFilter, 'from' | 'to'> & { from?: Date | SQL | undefined, to?: Date | SQL | undefined }
 
 const {
   organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip,
@@ -57,14 +55,11 @@ async function listAll (db: Db, organizationId: string, before: number | undefin
 async function listSome (
   db: Db, organizationId: string, filter: EventFilter, before: number | undefined, page: PageRequest
 ) {
-  const found = matching(organizationId, filter, { before })
-  const total = await db.$count(sql`(${found({ limit: MAX_COUNTED })}) AS counted`)
+  const wanted = { ...wantedBy(organizationId, filter), before }
+  const total = await db.$count(sql`(${matching(wanted)({ limit: MAX_COUNTED })}) AS counted`)
   const offset = offsetOf(page)
   if (offset >= total) return { rows: [], total }
-  const rows = await db.select(columns).from(audit_events)
-    .where(and(eq(organization_id, organizationId), isKeyOf(sql`${seq}`, found({ limit: page.per_page, offset }))))
-    .orderBy(...ORDER.newest)
-  return { rows, total }
+  return { rows: await readPage(db, wanted, 'newest', { limit: page.per_page, offset }), total }
 }
 
 /**
@@ -79,9 +74,29 @@ export async function exportEvents (
   if (Object.keys(filter).length === 0) {
     return db.select(columns).from(audit_events).where(and(its, gt(seq, after ?? 0))).orderBy(asc(seq)).limit(limit)
   }
-  const found = matching(organizationId, filter, { after }, 'oldest')
-  return db.select(columns).from(audit_events).where(and(its, isKeyOf(sql`${seq}`, found({ limit, offset: 0 }))))
-    .orderBy(...ORDER.oldest)
+  return readPage(db, { ...wantedBy(organizationId, filter), after }, 'oldest', { limit, offset: 0 })
+}
+
+type Order = keyof typeof ORDER
+
+const makePage = ({ limit, offset, last, ...wanted }: Wanted & Required<Part>, order: Order) =>
+  prepared<object, EventOfList[]>('events', (db) => db.select(columns).from(audit_events)
+    .where(and(
+      eq(organization_id, wanted.organization_id), isKeyOf(sql`${seq}`, matching(wanted, order)({ limit, offset, last }))
+    )).orderBy(...ORDER[order]))
+const pages = new Map<string, ReturnType<typeof makePage>>()
+
+// A page of matching events. Its statement has a part for each action, so it is built once for each set of filters.
+async function readPage (
+  db: Db, wanted: Wanted, order: Order, { limit, offset }: { limit: number, offset: number }
+): Promise<EventOfList[]> {
+  const values = { ...wanted, limit, offset, last: limit + offset }
+  const named = Object.entries(values).filter(([, value]) => value !== undefined)
+    .map(([name, value]) => [name, value === null ? null : sql.placeholder(name)])
+  const key = JSON.stringify([order, named.map(([name, value]) => [name, value === null])])
+  const page = pages.get(key) ?? makePage(Object.fromEntries(named) as typeof values, order)
+  pages.set(key, page)
+  return page(db, values)
 }
 
 /** A day for `countEvents`. Only events from `from` until before `to` count. */
@@ -91,7 +106,7 @@ export interface CountedDay { date: string, from: Date, to: Date }
 export async function countEvents (
   db: Db, organizationId: string, filter: Omit<EventFilter, 'from' | 'to'>, days: readonly CountedDay[]
 ): Promise<number[]> {
-  const found = matching(organizationId, { ...filter, from: sql`days.since`, to: sql`days.until` }, {})
+  const found = matching({ ...wantedBy(organizationId, filter), from: sql`days.since`, to: sql`days.until` })
   const listed = days.map(({ from, to }, day) => ({ day, since: from, until: to }))
   const rows = await queryRows<{ count: number }>(db, sql`
     SELECT (SELECT count(*)::int FROM (${found({ limit: MAX_COUNTED + 1 })}) AS counted) AS count
@@ -100,8 +115,29 @@ export async function countEvents (
   return rows.map(({ count }) => count)
 }
 
-/** The event number after which, or before which, a list begins. */
-interface Bound { before?: number | undefined, after?: number | undefined }
+/** What a query for events selects: values, SQL or placeholders. Without an actor's id, `actor_id` is null. */
+type Wanted = { organization_id: string } & {
+  [K in 'actor_type' | 'actor_id' | 'resource_type' | 'resource_id' | Level | 'action' | 'from' | 'to' | 'before' |
+    'after']?: string | number | SQL | null | undefined
+}
+
+function wantedBy (organization_id: string, { actor, resource, from, to, ...filter }: EventFilter): Wanted {
+  const [actor_type, id] = actor?.split(':') ?? []
+  const [resource_type, resource_id] = resource?.split(':') ?? []
+  const levels = LEVELS.map((level) => [level, filter[level]?.toUpperCase()])
+  return {
+    organization_id,
+    ...(actor_type !== undefined && { actor_type, actor_id: id === undefined ? null : Number(id) }),
+    ...(resource_type !== undefined && { resource_type, resource_id }),
+    ...Object.fromEntries(levels) as Record<Level, string | undefined>,
+    action: filter.action,
+    from: from?.toISOString(),
+    to: to?.toISOString()
+  }
+}
+
+/** A part of the matching events. `last` is the sum of `limit` and `offset`. */
+type Part = { limit: number | Placeholder } & { [K in 'offset' | 'last']?: number | Placeholder }
 
 /**
  * Returns a function that builds a query for the numbers of matching events. With `offset`, the query skips `offset`
@@ -109,41 +145,40 @@ interface Bound { before?: number | undefined, after?: number | undefined }
  * numbers. The query reads one index range, or one range for each action, so every row that it reads matches (decision
  * 0057).
  */
-function matching (
-  organizationId: string, filter: FilterInSql, { before, after }: Bound, order: keyof typeof ORDER = 'newest'
-): (part: { limit: number, offset?: number }) => SQL {
-  const [type, actor] = filter.actor?.split(':') ?? []
-  const [kind, resource] = filter.resource?.split(':') ?? []
-  const placeOf = (number: number) => sql`(
-      SELECT b.occurred_at, b.seq FROM audit_events b WHERE b.organization_id = ${organizationId} AND b.seq = ${number})`
+function matching (wanted: Wanted, order: Order = 'newest'): (part: Part) => SQL {
+  const { organization_id: id, before, after } = wanted
+  const isEqual = (column: AnyPgColumn | SQL, value: unknown) => value === undefined
+    ? undefined
+    : value === null ? isNull(column) : sql`${column} = ${value}`
+  const placeOf = (number: unknown) => sql`(
+      SELECT b.occurred_at, b.seq FROM audit_events b WHERE b.organization_id = ${id} AND b.seq = ${number})`
   const own = and(
-    eq(organization_id, organizationId),
-    type === undefined ? undefined : eq(actor_type, type),
-    type === undefined ? undefined : actor === undefined ? isNull(actor_id) : eq(actor_id, Number(actor)),
-    kind === undefined ? undefined : and(eq(resource_type, kind), eq(resource_id, resource!)),
-    ...LEVELS.map((level) => {
-      const id = filter[level]?.toUpperCase()
-      return id === undefined ? undefined : sql`(${details} ->> ${sql.raw(`'${level}_id'`)}) = ${id}`
-    }),
-    filter.from === undefined ? undefined : gte(occurred_at, filter.from),
-    filter.to === undefined ? undefined : lt(occurred_at, filter.to),
+    eq(organization_id, id),
+    ...Object.entries({ actor_type, actor_id, resource_type, resource_id }).map(([name, column]) =>
+      isEqual(column, wanted[name as 'actor_id'])),
+    ...LEVELS.map((level) => isEqual(sql`(${details} ->> ${sql.raw(`'${level}_id'`)})`, wanted[level])),
+    wanted.from === undefined ? undefined : sql`${occurred_at} >= ${wanted.from}`,
+    wanted.to === undefined ? undefined : sql`${occurred_at} < ${wanted.to}`,
     before === undefined ? undefined : sql`(${occurred_at}, ${seq}) < ${placeOf(before)}`,
     after === undefined ? undefined : sql`(${occurred_at}, ${seq}) > ${placeOf(after)}`
   )
-  const isOfLevel = LEVELS.some((level) => filter[level] !== undefined)
-  const needsActions = filter.action === undefined && (type !== undefined || kind !== undefined || isOfLevel)
-  return ({ limit, offset }) => {
+  const isOfOther = [wanted.actor_type, wanted.resource_type, ...LEVELS.map((level) => wanted[level])]
+    .some((value) => value !== undefined)
+  const needsActions = wanted.action === undefined && isOfOther
+  return ({ limit, offset, last = limit }) => {
     const isOrdered = offset !== undefined
-    const last = limit + (offset ?? 0)
     const range = (condition: SQL | undefined) => sql`
       SELECT ${occurred_at}, ${seq} FROM ${audit_events} WHERE ${and(own, condition)}
       ${isOrdered ? sql`ORDER BY ${sql.join(ORDER[order], sql`, `)}` : sql``} LIMIT ${last}`
-    const matched = needsActions
-      ? sql`SELECT its.* FROM jsonb_array_elements_text(${JSON.stringify(EVENTS)}::jsonb) AS known (action)
-        CROSS JOIN LATERAL (${range(sql`${action} = known.action`)}) AS its`
-      : range(filter.action === undefined ? undefined : eq(action, filter.action))
+    const matched = !needsActions
+      ? range(isEqual(action, wanted.action))
+      // PostgreSQL merges the sorted parts of a UNION, and reads of each only what the page needs. Of a LATERAL join it
+      // would sort all rows: for the last page, `MAX_COUNTED` events of each action.
+      : isOrdered
+        ? sql.join(EVENTS.map((known) => sql`(${range(sql`${action} = ${sql.raw(`'${known}'`)}`)})`), sql` UNION ALL `)
+        : sql`SELECT its.* FROM jsonb_array_elements_text(${JSON.stringify(EVENTS)}::jsonb) AS known (action)
+          CROSS JOIN LATERAL (${range(sql`${action} = known.action`)}) AS its`
     return sql`SELECT matched.seq FROM (${matched}) AS matched
-      ${isOrdered ? sql`ORDER BY ${BY[order]}` : sql``}
-      LIMIT ${limit} OFFSET ${offset ?? 0}`
+      ${isOrdered ? sql`ORDER BY ${BY[order]} LIMIT ${limit} OFFSET ${offset}` : sql`LIMIT ${limit}`}`
   }
 }
