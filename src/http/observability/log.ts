@@ -59,9 +59,17 @@ export function standardLog (isShared = false): LogStream {
 // A message can have a text of another server. It must not control a terminal, nor look like other lines.
 function shownError (error: Error) {
   if (!(error instanceof Error)) return error
-  const { message, stack, ...more } = pino.stdSerializers.err(error)
+  const { type, message, stack, ...more } = pino.stdSerializers.err(error)
   const line = escapeUnprintable(message)
-  return { ...more, message: line, stack: escapeUnprintable(stack.replace(message, () => line), '\n') }
+  return { type, ...shownFields(more), message: line, stack: escapeUnprintable(stack.replace(message, () => line), '\n') }
+}
+
+// JSON escapes only a part of these characters, and a pretty-printed line none.
+function shownFields (fields: object): Record<string, unknown> {
+  const shown = (value: unknown): unknown => typeof value === 'string'
+    ? escapeUnprintable(value)
+    : Array.isArray(value) ? value.map(shown) : value
+  return Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, shown(value)]))
 }
 
 /** Logger options. Fields are listed explicitly: headers, bodies, queries and raw paths are never logged. */
@@ -71,6 +79,7 @@ export function loggerOptions (level: string, stream: LogStream): FastifyServerO
     base: null,
     redact: ['authorization', 'cookie', '*.authorization', '*.cookie', '*.password', '*.token'],
     serializers: { req: () => ({}), res: () => ({}), err: shownError },
+    formatters: { log: shownFields },
     hooks: {
       logMethod (args, method) {
         const shown = args.map((one: unknown) => typeof one === 'string' ? escapeUnprintable(one) : one)
