@@ -371,3 +371,12 @@ export async function findOtherEncoding ({ db, maintain }: Database): Promise<Ot
   const other = nodes.find(({ success, result }) => success && result !== NEEDED)
   return other && { encoding: other.result, node: other.node }
 }
+
+/**
+ * Whether new sessions run no triggers (`session_replication_role`), so that foreign keys neither check nor delete, and
+ * audit events can be changed. Only a superuser can set this, and no connection of another role can reset it.
+ */
+export async function areTriggersOff ({ db }: Database): Promise<boolean> {
+  const { role } = await queryRow<{ role: string }>(db, sql`SELECT current_setting('session_replication_role') AS role`)
+  return role === 'replica'
+}

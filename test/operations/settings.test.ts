@@ -5,7 +5,7 @@ import t from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { MEANING } from '../../src/db/postgres/session.ts'
 import { LONG } from '../helpers/long.ts'
-import { command, startServer, type Server } from '../helpers/process.ts'
+import { cli, command, startServer, type Server } from '../helpers/process.ts'
 import { until } from '../helpers/until.ts'
 
 t.setTimeout(180_000)
@@ -191,5 +191,26 @@ t.test('parameters of DATABASE_URL change nothing that is read either', async (t
     const again = await startServer(t, fooled)
     t.strictSame(await look(asking(again.address, running.first!), fooled), first, name)
     await again.stop()
+  }
+})
+
+t.test('a database or a role whose sessions run no triggers is refused; a backup still reads it', async (t) => {
+  await makeDatabase('triggers')
+  const env = { DATABASE_URL: urlOf('triggers', 'triggers'), MASTER_KEY: generateMasterKey().text }
+  t.match(await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example'], env), { code: 0 })
+  for (const where of ['ROLE', 'DATABASE']) {
+    const set = (value: string) => admin.unsafe(`ALTER ${where} triggers SET session_replication_role = ${value}`)
+    await set('replica')
+    const refused = { code: 1, stdout: '', stderr: /^The database at .* has session_replication_role = replica.* ALTER ROLE .*\n$/ }
+    for (const args of [['migrate'], ['organization', 'list'], ['serve']]) {
+      t.match(await cli(args, { PORT: '0', ...env }), refused, `${where}: ${args[0]}`)
+    }
+    t.match(await command(['backup', '-'], env), { code: 0 }, `${where}: backup`)
+    // These two values run the triggers of the schema.
+    for (const value of ['local', 'origin']) {
+      await set(value)
+      t.match(await command(['organization', 'list'], env), { code: 0, stdout: 'Nimbus' }, `${where}: ${value}`)
+    }
+    await admin.unsafe(`ALTER ${where} triggers RESET session_replication_role`)
   }
 })

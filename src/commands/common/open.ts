@@ -5,8 +5,8 @@ import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
 } from '../../crypto/keyring.ts'
 import {
-  codeOf, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, findOtherEncoding, lockDirectory,
-  removeUnlocked, requestCopy, sendRequest, type Client, type Database
+  areTriggersOff, codeOf, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked,
+  findOtherEncoding, lockDirectory, removeUnlocked, requestCopy, sendRequest, type Client, type Database
 } from '../../db/database.ts'
 import { refuseUnreleased } from '../../db/migrate.ts'
 import { noteBackup, type Backup } from '../../repositories/operations/backlog.ts'
@@ -168,6 +168,7 @@ export async function openDatabase (
     try {
       if (waits !== undefined && database.kind === 'postgres') await untilThere(database, config.databaseWait, waits)
       if (!isForBackup) await requireUtf8(database)
+      if (!isForBackup) await requireTriggers(database)
       await refuseUnreleased(database.db)
     } catch (error) {
       throw database.kind === 'postgres' ? explainConnection(database.where, error) : error
@@ -183,6 +184,12 @@ async function requireUtf8 (database: Database): Promise<void> {
   const where = other.node === undefined ? `The database at ${database.where}` : `The database on the node ${other.node}`
   refuse(`${where} has the encoding ${other.encoding}, but has to have UTF8: ` +
     "make one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0. To keep the data, run `backup` first, and `restore` into the new one")
+}
+
+async function requireTriggers (database: Database): Promise<void> {
+  if (database.kind === 'embedded' || !await areTriggersOff(database)) return
+  refuse(`The database at ${database.where} has session_replication_role = replica, which turns off foreign keys: ` +
+    'a superuser has to run ALTER ROLE … RESET session_replication_role, or ALTER DATABASE … RESET, where it is set')
 }
 
 /** Advice for the operator, by the SQLSTATE or the error code of the driver. */
