@@ -56,11 +56,11 @@ export function FileField ({ label, value, change }: {
 
 type Warning = Schemas['DocumentWarning']
 
-interface ImportPlan {
+/** Where other programs read other values. `warnings_more`: how many are not listed. */
+interface Notes { warnings?: Warning[], warnings_more?: number }
+
+interface ImportPlan extends Notes {
   names: Comparison | null
-  /** Where other programs read other values. `warnings_more`: how many are not listed. */
-  warnings?: Warning[]
-  warnings_more?: number
   /** The requests of the import. Each gets the ETag after the one before it, and returns the ETag after it. */
   parts: readonly ((etag: string | null) => Promise<string | undefined>)[]
   etag: string | null
@@ -81,7 +81,7 @@ const DIFFERENCES: Record<Warning['reason'], string> = {
   unreadable: 'the text does not parse.'
 }
 
-function Warnings ({ warnings = [], warnings_more: more = 0 }: ImportPlan) {
+function Warnings ({ warnings = [], warnings_more: more = 0 }: Notes) {
   if (warnings.length === 0) return null
   return (
     <div class='warnings' role='status'>
@@ -184,6 +184,13 @@ export function valuesIn (format: Format, text: string, project?: Project) {
   return { values: values ?? new Map<string, string>(), notes }
 }
 
+/** Adds where programs differ in the values as a change writes them. The lines are not those of the text. */
+function withWritten ({ warnings = [], warnings_more: more = 0 }: Notes, written: Notes): Notes {
+  const isNew = ({ name, reason }: Warning) => !warnings.some((one) => one.name === name && one.reason === reason)
+  const others = (written.warnings ?? []).filter(isNew).map((one) => ({ ...one, line: null }))
+  return { warnings: [...warnings, ...others], warnings_more: more + (written.warnings_more ?? 0) }
+}
+
 async function planNames (
   level: Level, project: Project, text: string, format: Format, keeps: boolean
 ): Promise<ImportPlan> {
@@ -197,10 +204,8 @@ async function planNames (
     plans.push(await planPart(part, isTyped ? part.filter(isSet).map(([name]) => name) : []))
   }
   const all = (kind: keyof Comparison) => plans.flatMap(({ names }) => names![kind]).sort()
-  // Values of another format can be written so that programs differ. The lines are not those of the text.
-  const warnings = plans.flatMap(({ warnings = [] }) => warnings.map((one) => ({ ...one, line: null })))
   return {
-    ...format === 'env' ? notes : { warnings, warnings_more: plans.reduce((sum, { warnings_more: more = 0 }) => sum + more, 0) },
+    ...plans.reduce(withWritten, notes),
     names: { added: all('added'), changed: all('changed'), removed: all('removed') },
     etag: plans[0]!.etag,
     parts: plans.map(({ store }) => store)
@@ -230,12 +235,12 @@ async function planInBrowser (
   const isWhole = format === project.format && (!keeps || etag === null)
   const { values, notes } = valuesIn(format, text, isWhole ? undefined : project)
   const before = readValues(project.format, old)
-  let [after, shown]: [string, Pick<ImportPlan, 'warnings' | 'warnings_more'>] = [text, notes]
+  let [after, shown]: [string, Notes] = [text, notes]
   if (!isWhole) {
     const unset = keeps ? [] : [...before?.keys() ?? []].filter((name) => !values.has(name))
     const set = Object.fromEntries([...values].filter(([name, value]) => before?.get(name) !== value))
     after = format === 'json' && project.format === 'json' ? setTyped(old, text) : changeValues(project.format, old, { set, unset })
-    if (format !== 'env') shown = differencesIn(project.format, after, new Set(Object.keys(set))).notes
+    shown = withWritten(notes, differencesIn(project.format, after, new Set(Object.keys(set))).notes)
   }
   const now = readValues(project.format, after)
   return {
