@@ -44,8 +44,12 @@ for (const width of sample([390, 1280], 2)) {
     await page.keyboard.press('Escape')
 
     const { page: other, wrongs } = await openWindow(t, browser, { viewport: { width, height: 800 }, locale: 'en-GB' })
-    await other.goto(`${url}/console/`)
+    await other.goto(`${url}/account`)
     await signIn(other, ada)
+    await other.getByText('as guest, with the role developer in Shop Front / Backend Services / Live').waitFor()
+    const accept = (await button(other, 'Accept').boundingBox())!
+    t.ok(accept.y + accept.height <= 500, 'the invitation is the first thing on the account page')
+    await other.goto(`${url}/console/`)
     await other.getByText('invites you as Guest, with the role Developer in Shop Front / Backend Services / Live').waitFor()
     await button(other, /^Accept Nimbus/).click()
     await said(other, 'You are a member now.')

@@ -300,6 +300,18 @@ export function accountPage ({
     ...(problem && { status: problem.status }),
     body: html`<h1>Your account</h1>
 ${problemOf(problem?.problem)}
+${invitations.page === 1 && invitations.isLast && invitations.rows.length === 0
+    ? ''
+    : html`<h2>Invitations</h2>
+<details><summary>What does an organization see of you?</summary>
+<p class="soft">${seenAfterAcceptance('An organization')} If you decline, the organization sees that the invited address declined.</p>
+</details>
+${heldOf(cookie, 'invitations', invitations.rows.map(({ id, organization, invited_by, expires_at, ...roles }) => ({
+    id,
+    title: organization.name,
+    text: html`as ${rolesOf(roles)}, invited by ${inviterOf(invited_by)}, valid until ${dayOf(expires_at)}`
+  })), { accept: 'Accept', decline: 'Decline' })}
+${pagesOf('invitations', invitations)}`}
 ${hasConsole ? html`<p><a href="/console/">Open the console</a></p>` : ''}
 <dl>
 <dt>Name</dt><dd>${user.name}</dd>
@@ -316,16 +328,6 @@ ${formField(cookie)}
 <button type="submit" name="where" value="everywhere">Sign out everywhere</button>
 </div>
 </form>
-${invitations.page === 1 && invitations.isLast && invitations.rows.length === 0
-    ? ''
-    : html`<h2>Invitations</h2>
-<p class="soft">${seenAfterAcceptance('An organization')} If you decline, the organization sees that the invited address declined.</p>
-${heldOf(cookie, 'invitations', invitations.rows.map(({ id, organization, invited_by, expires_at, ...roles }) => ({
-    id,
-    title: organization.name,
-    text: html`as ${rolesOf(roles)}, invited by ${inviterOf(invited_by)}, valid until ${dayOf(expires_at)}`
-  })), { accept: 'Accept', decline: 'Decline' })}
-${pagesOf('invitations', invitations)}`}
 <h2>Organizations</h2>
 ${heldOf(cookie, 'organizations', memberships.map(({ id, name, slug, role }) => ({
     id,
