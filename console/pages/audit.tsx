@@ -112,15 +112,18 @@ function Events ({ organization, filter, known }: {
       <Show of={events}>
         {(first) => {
           const all = [...first, ...more]
-          const people = new Map([...known, ...all.map(({ attributes: { actor, actor_name } }) => [`${actor.type}:${actor.id}`, actor_name] as const)])
+          const people = new Map([...known, ...all.map(({ attributes: { actor, actor_name } }) =>
+            [`${actor.type}:${actor.id}`, actor_name] as const)])
+          // The name of the person, token or rule that an event touched.
+          const touched = ({ type, id }: Event['attributes']['resource']) => people.get(`${type.replace('-', '_')}:${id}`)
           return (
             <>
               <Table
                 label='Events' head={['When', 'Who', 'What', 'Where', 'Details']} heading={2}
                 empty={Object.values(filter).some(Boolean) ? 'No event matches the filter.' : 'There is no event that your role may see.'}
                 rows={all.map(({ id, attributes: event }) => [
-                  id, <Time at={event.occurred_at} />, whoIn(event), event.action, whereIn(event, people),
-                  <Details event={event} />
+                  id, <Time at={event.occurred_at} />, whoIn(event),
+                  <>{event.action}<small>{touched(event.resource)}</small></>, whereIn(event), <Details event={event} />
                 ])}
               />
               {first.length === PER_PAGE && !isEnd && <Act name='audit.more' run={showMore} />}
@@ -141,12 +144,9 @@ const whoIn = ({ actor: { type, id }, actor_name }: Event['attributes']): string
   ? [ACTORS[type], id].filter((part) => part !== null).join(' ')
   : type === 'api_token' || type === 'workload' ? `${actor_name} (${ACTORS[type]})` : actor_name
 
-/** The place that an event touched, or the name of the person or token. */
-function whereIn ({ details, resource: { type, id } }: Event['attributes'], names: ReadonlyMap<string, string | null>): string {
-  const place = PLACE.map((level) => details?.[level]).filter((slug) => slug !== undefined && slug !== null)
-  if (place.length > 0) return place.join(' / ')
-  return names.get(`${type.replace('-', '_')}:${id}`) ?? (type === 'organization' ? 'the organization' : '')
-}
+/** The place that an event touched. */
+const whereIn = ({ details, resource: { type } }: Event['attributes']): string =>
+  PLACE.map((level) => details?.[level]).filter(Boolean).join(' / ') || (type === 'organization' ? 'the organization' : '')
 
 /** What else is known of an event: each part wraps as a whole. */
 function Details ({ event: { details, resource, ip } }: { event: Event['attributes'] }) {

@@ -238,6 +238,8 @@ t.test('the audit page says who did what where, and is filtered by pick lists', 
   const events = page.getByRole('region', { name: 'Events', exact: true })
   await events.waitFor()
   t.ok((await rowsOf(page, 'Events')).some((row) => /secret\.store\s+shop \/ backend \/ live/.test(row)), 'the place is named')
+  const signIns = events.getByRole('row').filter({ hasText: 'session.create' })
+  t.strictSame((await signIns.first().locator('th, td').allInnerTexts()).slice(1, 4), [rosa.name, `session.create\n${rosa.name}`, ''], 'a person is no place')
   t.ok((await rowsOf(page, 'Events')).some((row) => new RegExp(`\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d\\s+${rosa.name}\\s`).test(row)), 'the person is named')
 
   await button(page, 'Filter…').click()
