@@ -156,10 +156,10 @@ export function Import ({ level, project, done }: At & { done: () => void }) {
   )
 }
 
+type Plan = (level: Level, project: Project, text: string, format: Format, keeps: boolean) => Promise<ImportPlan>
+
 /** Finds out what an import would do. The service compares, or the browser if only clients have the key. */
-async function planImport (
-  level: Level, project: Project, text: string, format: Format, keeps: boolean
-): Promise<ImportPlan> {
+const planImport: Plan = async (level, project, text, format, keeps) => {
   if (project.isClient) return planInBrowser(level, project, text, format, keeps)
   if (format !== project.format || (keeps && format !== 'yaml')) {
     const plan = await planNames(level, project, text, format, keeps)
@@ -191,9 +191,7 @@ function withWritten ({ warnings = [], warnings_more: more = 0 }: Notes, written
   return { warnings: [...warnings, ...others], warnings_more: more + (written.warnings_more ?? 0) }
 }
 
-async function planNames (
-  level: Level, project: Project, text: string, format: Format, keeps: boolean
-): Promise<ImportPlan> {
+const planNames: Plan = async (level, project, text, format, keeps) => {
   const { values, notes } = valuesIn(format, text, project)
   const before = keeps ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
   const unset = before.filter((name) => !values.has(name))
@@ -228,9 +226,7 @@ async function planNames (
   }
 }
 
-async function planInBrowser (
-  level: Level, project: Project, text: string, format: Format, keeps: boolean
-): Promise<ImportPlan> {
+const planInBrowser: Plan = async (level, project, text, format, keeps) => {
   const { text: old, etag } = await readDocument(level, true)
   const isWhole = format === project.format && (!keeps || etag === null)
   const { values, notes } = valuesIn(format, text, isWhole ? undefined : project)
