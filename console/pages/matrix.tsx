@@ -74,11 +74,10 @@ const Tree = ({ project }: { project: Project }) => (
 )
 
 async function load (project: Project, query: Query): Promise<Part> {
-  if (project.isClient || project.format === 'text' || !canSomewhere(['secret:read', 'secret:decrypt'], project.slug)) {
-    return { project, names: null, total: 0 }
-  }
+  const none = { project, names: null, total: 0 }
+  if (project.isClient || project.format === 'text' || !canSomewhere(['secret:read', 'secret:decrypt'], project.slug)) return none
   return readPart(project, query).catch((error: unknown) => {
-    if (error instanceof ApiError && error.status === 403) return { project, names: null, total: 0 }
+    if (error instanceof ApiError && error.status === 403) return none
     throw error
   })
 }
@@ -91,8 +90,15 @@ async function readPart ({ organization, slug }: Project, query: Query): Promise
   const { levels, names } = data.data.attributes
   const project = projectIn(organization, slug, data)
   const order = inOrder(levels).map((level) => levels.indexOf(level))
-  const rows = names && names.map(({ name, cells }) => ({ name, cells: order.map((i) => cells[i]!) }))
-  return { project, total: data.meta.total, names: rows }
+  const rowOf = ({ name, cells }: Row) => ({ name, cells: inGroups(order.map((i) => cells[i]!)) })
+  return { project, total: data.meta.total, names: names?.map(rowOf) ?? null }
+}
+
+/** Counts the groups of equal values from the left. */
+function inGroups (cells: readonly Cell[]): Cell[] {
+  const found = new Map<number, number>()
+  const numberOf = (group: number) => found.get(group) ?? found.set(group, found.size + 1).size
+  return cells.map((cell) => ({ ...cell, ...cell.value_group && { value_group: numberOf(cell.value_group) } }))
 }
 
 /** The levels of both, and the names of either: a name that a page does not have is missing in its levels. */
@@ -100,13 +106,17 @@ function join (first: Omit<Part, 'total'>, second: Part): Omit<Part, 'total'> {
   const [before, after] = [first.project.levels, second.project.levels]
   const project = { ...second.project, levels: [...before, ...after] }
   if (first.names === null) return { project, names: null }
-  const missing = (count: number): Cell[] => Array.from({ length: count }, () => ({ state: 'missing' }))
-  const names = new Map<string, Cell[]>()
-  for (const { name, cells } of first.names) names.set(name, [...cells, ...missing(after.length)])
-  for (const { name, cells } of second.names ?? []) {
-    names.set(name, [...(names.get(name) ?? missing(before.length + after.length)).slice(0, before.length), ...cells])
+  const [known, found] = [first, second].map(({ names }) => new Map(names?.map(({ name, cells }) => [name, cells])))
+  const missing = (): Cell => ({ state: 'missing' })
+  const rowOf = (name: string): Row => {
+    const cells = known!.get(name) ?? before.map(missing)
+    // Each page counts its groups. Only values from the document of the project are known to be the same in both.
+    const above = cells.find(({ from }, i) => from === 'project' || before[i]!.level === 'project')?.value_group
+    const groupOf = ({ from, value_group: group = 0 }: Cell) => (from === 'project' ? above : undefined) ?? -group
+    const more = found!.get(name)?.map((cell) => ({ ...cell, value_group: groupOf(cell) })) ?? after.map(missing)
+    return { name, cells: inGroups([...cells, ...more]) }
   }
-  return { project, names: [...names].sort(([a], [b]) => a < b ? -1 : 1).map(([name, cells]) => ({ name, cells })) }
+  return { project, names: [...new Set([...known!.keys(), ...found!.keys()])].sort().map(rowOf) }
 }
 
 /** The matrix of a client-managed project: the browser reads and decrypts all levels. */

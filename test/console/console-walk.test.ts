@@ -162,6 +162,7 @@ for (const width of sample(SIZES, 2)) {
     await page.keyboard.press('Enter')
     await button(page, 'Show more results').click()
     const results = page.getByRole('dialog').getByRole('link')
+    await page.getByLabel('Different values (0)').waitFor()
     await results.getByText('Wide', { exact: true }).waitFor()
     await look(t, page, 'search')
     await results.filter({ hasText: 'API_KEY' }).first().click()
