@@ -8,7 +8,7 @@ import { call, type Answer, type Schemas } from './api.ts'
 import { BASE } from './auth.ts'
 import { Icon } from './icons.tsx'
 import { levelOf, levelPath, nameOf } from './levels.ts'
-import { can, canSomewhere, onlyLevelOf, rights, shownProject } from './rights.ts'
+import { areKnown, can, canSomewhere, onlyLevelOf, rights, shownProject } from './rights.ts'
 import { PAGES, place, sought, type PageName } from './router.ts'
 import type { Ability } from './scopes.ts'
 import { membership, memberships, person, roleName } from './session.ts'
@@ -28,6 +28,7 @@ export function SideBar ({ leave }: { leave: () => Promise<void> }) {
   const { page, organization } = place.value
   const chosen = membership.value
   const others = memberships.value.filter(({ slug }) => slug !== organization)
+  const scopes = areKnown(organization) ? rights.value!.scopes : []
   return (
     <aside class={isMenuOpen.value ? 'side open' : 'side'} id='side' onKeyDown={({ key }) => { if (key === 'Escape') isMenuOpen.value = false }}>
       <To to={{}} more={{ class: 'brand' }}><Icon of={Vault} />Strongroom</To>
@@ -43,7 +44,7 @@ export function SideBar ({ leave }: { leave: () => Promise<void> }) {
       {chosen !== undefined && (
         <nav aria-label='Organization'>
           <ul>
-            {ENTRIES.filter(([, , scope]) => (rights.value?.scopes ?? [scope]).includes(scope)).map(([name, icon]) => (
+            {ENTRIES.filter(([, , scope]) => scopes?.includes(scope) ?? true).map(([name, icon]) => (
               <li key={name}>
                 <To to={{ page: name, organization }} current={page === name}><Icon of={icon} />{PAGES[name]}</To>
               </li>
@@ -69,7 +70,6 @@ export function Crumbs () {
     ...name === undefined ? [] : [[name, { organization }] as const],
     ...levels.map((level, i) => [nameOf(level), { page: i === 0 ? 'matrix' : 'level', organization, ...level }] as const)
   ]
-  useEffect(showCurrent)
   const isLast = project === '' ? page === 'start' : page === 'matrix' || page === 'level'
   return (
     <header class='top'>
@@ -83,8 +83,8 @@ export function Crumbs () {
               {i > 0 && <Icon of={ChevronRight} />}
               {/* A level above can be one that the person has no access to. */}
               {i === 2 && environment !== undefined && !canSeeLevel({ project, target })
-                ? <span>{text}</span>
-                : <To to={to} current={isLast && i === steps.length - 1}>{text}</To>}
+                ? <span title={text}>{text}</span>
+                : <To to={to} current={isLast && i === steps.length - 1} more={{ title: text }}>{text}</To>}
             </li>
           ))}
         </ol>
@@ -93,9 +93,6 @@ export function Crumbs () {
     </header>
   )
 }
-
-/** On a phone, the path and the pages of a project scroll. */
-const showCurrent = () => document.querySelectorAll('.top li:last-child, .tabs [aria-current]').forEach((link) => link.scrollIntoView({ block: 'nearest', inline: 'nearest' }))
 
 const canSeeLevel = (at: { project: string, target?: string | undefined }) => can(['secret:read'], at) || can(['secret:history'], at)
 
@@ -110,8 +107,9 @@ export function Tabs () {
     ['settings', PAGES.settings, (['project.rename', 'project.delete', 'target.create'] as const).some((name) => may(name, { project })) ||
       shownProject.value?.levels.some(({ level, target }) => level === 'target' && can(['environment:create'], { project, target: target! }))]
   ] as const
-  useEffect(showCurrent)
-  const shown = tabs.filter(([, , isShown]) => isShown)
+  // On a phone, the tabs scroll.
+  useEffect(() => document.querySelector('.tabs [aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'nearest' }))
+  const shown = tabs.filter(([, , isShown]) => isShown && areKnown(organization))
   if (shown.length < 2) return null
   return (
     <nav aria-label='Project' class='tabs'>

@@ -7,10 +7,10 @@ import { forgetKeys } from './held-keys.ts'
 import { BASE, signInQuestion, signOut, start, waiting } from './auth.ts'
 import { Crumbs, isMenuOpen, SideBar, Tabs } from './layout.tsx'
 import { titleOf } from './levels.ts'
-import { loadRights, projectOf, rights, shownProject } from './rights.ts'
+import { areKnown, loadRights, projectOf, shownProject } from './rights.ts'
 import { arrive, go, PAGES, place, sought, type PageName, type Place } from './router.ts'
 import { loadPerson, membership, memberships, person } from './session.ts'
-import { Act, Curl, Dialog, Head, messageOf, Missing, notice, Problem, Progress, Show, useLoad } from './ui.tsx'
+import { Act, Curl, Dialog, messageOf, Missing, notice, Problem, Progress, Show, useLoad } from './ui.tsx'
 import { AuditPage } from './pages/audit.tsx'
 import { HistoryPage } from './pages/history.tsx'
 import { KeysPage } from './pages/keys.tsx'
@@ -74,6 +74,14 @@ function Frame () {
   )
 }
 
+/** The heading of a page, also while the page loads. */
+function PageHead ({ page, project, ...level }: Place) {
+  const name = PAGES[page as PageName]
+  if (project === '') return <div class='head'><h1>{page === 'start' ? membership.value?.name ?? 'Your organizations' : name}</h1></div>
+  const title = titleOf({ project, ...level })
+  return <div class='head of-project'><h1>{page === 'level' ? title : `${name} of ${title}`}</h1><Tabs /></div>
+}
+
 /** The page. An address that leads nowhere says so before anything else. */
 function Content (at: Place) {
   const { page, organization, project } = at
@@ -87,42 +95,39 @@ function Content (at: Place) {
   if (page === 'unknown') {
     return <Missing what='There is no such page.' back={project === '' ? 'Projects of the organization' : 'Secrets of the project'} to={{ page: project === '' ? 'start' : 'matrix', organization, project }} />
   }
-  if (organization !== '' && rights.value?.organization !== organization) return <Show of={loaded}>{() => <Progress />}</Show>
-  if (page in OF_PROJECT) return <ProjectContent key={`${organization}/${project}`} {...at} />
+  const isReady = organization === '' || areKnown(organization)
+  if (isReady && page in OF_PROJECT) return <ProjectContent key={`${organization}/${project}`} {...at} />
   const View = OF_ORGANIZATION[page as keyof typeof OF_ORGANIZATION]
-  return <View key={page} organization={organization} />
+  return (
+    <>
+      <PageHead {...at} />
+      {isReady ? <View key={page} organization={organization} /> : <Show of={loaded}>{() => <Progress />}</Show>}
+    </>
+  )
 }
 
-function ProjectContent ({ page, organization, project: slug, target, environment }: Place) {
-  const loaded = useLoad(async () => {
-    const project = await projectOf(organization, slug)
-    shownProject.value = project
-    return project
-  }, [])
+function ProjectContent (at: Place) {
+  const { page, organization, project: slug, target, environment } = at
+  const level = { organization, project: slug, target, environment }
+  const loaded = useLoad(async () => (shownProject.value = await projectOf(organization, slug)), [])
   useEffect(() => () => { shownProject.value = undefined }, [])
   if (loaded.error instanceof ApiError && [403, 404].includes(loaded.error.status)) {
     return <Missing what={`There is no project ${slug} here, or you have no access to it.`} back='All projects' to={{ organization }} />
   }
-  const level = { organization, project: slug, target, environment }
+  const { value: project } = loaded
+  const isKnown = project === undefined || project.next !== null || (page !== 'level' && page !== 'history') ||
+    project.levels.some((one) => one.target === (target ?? null) && one.environment === (environment ?? null))
+  if (!isKnown) {
+    const what = target === undefined ? 'You have no access to the document of the project.' : `There is no level ${[target, environment].filter(Boolean).join(' / ')} in ${project.name}, or you have no access to it.`
+    return <Missing what={what} back={`Secrets of ${project.name}`} to={{ ...level, page: 'matrix' }} />
+  }
   const View = OF_PROJECT[page as keyof typeof OF_PROJECT]
+  const key = JSON.stringify([page, target, environment, sought.value])
   return (
-    <Show of={loaded}>
-      {(project) => {
-        const isKnown = project.next !== null || (page !== 'level' && page !== 'history') ||
-          project.levels.some((one) => one.target === (target ?? null) && one.environment === (environment ?? null))
-        if (!isKnown) {
-          const what = target === undefined ? 'You have no access to the document of the project.' : `There is no level ${[target, environment].filter(Boolean).join(' / ')} in ${project.name}, or you have no access to it.`
-          return <Missing what={what} back={`Secrets of ${project.name}`} to={{ page: 'matrix', organization, project: slug }} />
-        }
-        const title = titleOf(level)
-        return (
-          <>
-            <Head title={page === 'level' ? title : `${PAGES[page as PageName]} of ${title}`}><Tabs /></Head>
-            <View key={JSON.stringify([page, target, environment, sought.value])} level={level} project={project} />
-          </>
-        )
-      }}
-    </Show>
+    <>
+      <PageHead {...at} />
+      <Show of={loaded}>{(project) => <View key={key} level={level} project={project} />}</Show>
+    </>
   )
 }
 

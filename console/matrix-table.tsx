@@ -12,6 +12,8 @@ export type Filter = 'all' | 'missing' | 'different'
 const FILTERS: Record<Filter, string> = { all: 'All names', missing: 'Missing in an environment', different: 'Different values' }
 const KINDS: Record<Filter, string> = { all: '', missing: ' that is missing', different: ' with different values' }
 
+const MAX_LACKING = 3
+
 /** The columns in which a name is missing: environments, or all levels of a project without environments. */
 function missingIn (columns: readonly Column[], { cells }: Row): Column[] {
   const hasEnvironments = columns.some(({ level }) => level === 'environment')
@@ -25,7 +27,7 @@ export function MatrixTable ({ project, columns, rows, ask, more }: Grid & {
 }) {
   const [filter, setFilter] = useState<Filter>('all')
   const [text, setText] = useState('')
-  const [chosen, setChosen] = useState(columns.length - 1)
+  const [chosen, setChosen] = useState(0)
   const [open, setOpen] = useState<{ row: Row | null, column: number }>()
   const wanted = text.toLowerCase()
   const groups = useMemo(() => {
@@ -42,14 +44,17 @@ export function MatrixTable ({ project, columns, rows, ask, more }: Grid & {
   const shown = isList ? [Math.min(chosen, columns.length - 1)] : columns.map((_, i) => i)
   const grid = useGrid({ count: found.length, columns: shown.length, height: isList ? 44 : 32, head: isList ? 0 : 40 })
   const lacking = filter === 'missing' ? groups.lacking : []
+  const lackingIn = lacking.map((column) => titles[columns.indexOf(column)]).join(', ')
   const show = (filter: Filter) => {
     setFilter(filter)
-    const first = columns.indexOf(groups.lacking[0]!)
-    if (filter === 'missing' && first >= 0 && !groups.lacking.includes(columns[chosen]!)) setChosen(first)
+    const [first] = groups.lacking
+    if (filter === 'missing' && first && !groups.lacking.includes(columns[chosen]!)) setChosen(columns.indexOf(first))
     ask?.(filter, text)
     grid.reset()
   }
-  const add = () => setOpen({ row: null, column: isList ? shown[0]! : Math.max(0, levels.findLastIndex((level) => can(['secret:write'], level))) })
+  const canWrite = levels.map((level) => can(['secret:write'], level))
+  const add = () =>
+    setOpen({ row: null, column: isList && canWrite[shown[0]!] ? shown[0]! : canWrite.lastIndexOf(true) })
   const row = (index: number) => {
     const { name, cells } = found[index]!
     const differs = isDifferent(found[index]!)
@@ -85,9 +90,11 @@ export function MatrixTable ({ project, columns, rows, ask, more }: Grid & {
           ))}
         </fieldset>
         {isList && <Field label='Level' name='column' isCompact value={String(shown[0])} onInput={(value) => { setChosen(Number(value)); grid.reset() }} options={titles.map((title, i) => [String(i), title])} />}
-        {levels.some((level) => can(['secret:write'], level)) && <Act name='name.add' kind='main' at={levels.find((level) => can(['secret:write'], level))!} run={add} />}
+        {canWrite.includes(true) && <Act name='name.add' kind='main' at={levels[canWrite.indexOf(true)]!} run={add} />}
       </div>
-      {lacking.length > 0 && <p>Names are missing in: {lacking.map((column) => titles[columns.indexOf(column)]).join(', ')}.</p>}
+      {lacking.length > MAX_LACKING
+        ? <details><summary>Names are missing in {lacking.length} {lacking[0]!.level === 'environment' ? 'environments' : 'levels'}</summary><p>{lackingIn}.</p></details>
+        : lacking.length > 0 && <p>Names are missing in: {lackingIn}.</p>}
       {more !== undefined && <p class='hint'>{more}</p>}
       {found.length === 0
         ? <Empty>{rows.length === 0 ? 'No level has a name yet. Add one, or open a level to import a file.' : text !== '' ? `No name${KINDS[filter]} contains this text.` : filter === 'missing' ? 'No name is missing.' : 'No name has different values.'}</Empty>

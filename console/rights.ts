@@ -13,6 +13,7 @@ interface Rights { organization: string, scopes: readonly Ability[] | null, proj
 
 /** Null: unknown, so the page offers everything, and the service decides. */
 export const rights = signal<Rights | null>(null)
+export const areKnown = (organization: string): boolean => rights.value?.organization === organization
 
 /** Loads the rights of a member. An owner may do everything. */
 export async function loadRights (organization: string, member: string, role: string | undefined) {

@@ -290,13 +290,7 @@ export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unkno
   useEffect(() => {
     reload()
     return () => { latest.current++ }
-  }, dependencies)
-  const count = changes.value
-  const seen = useRef(count)
-  useEffect(() => {
-    if (seen.current !== count) reload()
-    seen.current = count
-  }, [count])
+  }, [...dependencies, changes.value])
   return { ...state, error: state.error, reload, set: (value) => setState({ value }) }
 }
 
@@ -346,9 +340,6 @@ export function List<T> ({ of, children, empty }: {
 export const Section = ({ title, children, of, at }: {
   title: string, children: ComponentChildren, of?: Action, at?: Partial<Place>
 }) => of !== undefined && !may(of, at) ? null : <section><h2>{title}</h2>{children}</section>
-
-export const Head = ({ title, children }: { title: ComponentChildren, children?: ComponentChildren }) =>
-  <div class='head'><h1>{title}</h1>{children}</div>
 
 /** Says that the address leads nowhere, and shows the way back. */
 export const Missing = ({ what, back, to }: { what: string, back: string, to: Partial<Place> }) => (

@@ -5,7 +5,7 @@ import { columnsOf, kindOf, levelOf } from '../levels.ts'
 import { levelValue, PartPicker } from '../part-picker.tsx'
 import { canSomewhere } from '../rights.ts'
 import {
-  Act, Chart, download, Field, Form, Head, Help, instantOf, Later, Load, say, Section, Show, Table, Time, useLoad,
+  Act, Chart, download, Field, Form, Help, instantOf, Later, Load, say, Section, Show, Table, Time, useLoad,
   type Fields, type Option
 } from '../ui.tsx'
 
@@ -33,7 +33,6 @@ export function AuditPage ({ organization }: { organization: string }) {
   })
   return (
     <>
-      <Head title='Audit' />
       <Help text='The audit log has each change and each read of a value: who, when and from where.' />
       <Later name='audit.choose'>
         <Form name='audit.filter' keep run={change}><Filters organization={organization} found={setKnown} /></Form>

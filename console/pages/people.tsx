@@ -7,7 +7,7 @@ import { go } from '../router.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
 import { loadPerson, person, PROJECT_ROLE_OPTIONS, ROLE_OPTIONS, roleName } from '../session.ts'
 import {
-  Act, changed, Danger, Field, Form, Head, Help, InDialog, Later, List, ListSearch, Load, saying, Section, Table, Time,
+  Act, changed, Danger, Field, Form, Help, InDialog, Later, List, ListSearch, Load, saying, Section, Table, Time,
   To, useList, useLoad, type Fields
 } from '../ui.tsx'
 
@@ -19,7 +19,6 @@ export function PeoplePage ({ organization }: { organization: string }) {
     (await call('listMembers', { path: { organization }, query: { search, page, per_page: 50 } })).data, [search])
   return (
     <>
-      <Head title='People' />
       <Help text='A role says what a member may do in the whole organization. Teams give roles in single projects.' />
       <Section title='Members'>
         <div class='toolbar'><ListSearch label='Search by name or address' change={setSearch} /></div>

@@ -35,15 +35,14 @@ export function SettingsPage ({ level: { organization, project: slug }, project 
         <Form name='target.create' run={addTarget}><Field label='Name of the target' name='name' required /></Form>
       </Section>
       {targets.length > 0 && (
-        <section>
-          <h2>Add an environment</h2>
+        <Section title='Add an environment'>
           <Help text='An environment is a stage of a target, such as live or test.' />
           <Form name='environment.create' run={addEnvironment} at={{ project: slug, target: targets[0]!.target! }}>
             <Field label='Target' name='target' options={targets.map(({ target, name }) => [target!, name])} />
             <Field label='Name of the environment' name='name' required />
             <Field label='Status' name='status' options={STATUSES} />
           </Form>
-        </section>
+        </Section>
       )}
       <Section title='Name of the project' of='project.rename'>
         <Form key={name} name='project.rename' run={rename}><Field label='Name of the project' name='name' value={name} required /></Form>

@@ -10,7 +10,7 @@ import { go } from '../router.ts'
 import { NewKeyString } from '../secrets.tsx'
 import { loadPerson, membership, memberships, roleName } from '../session.ts'
 import {
-  Act, changed, Check, Danger, Empty, Field, Form, Head, Help, List, Load, may, messageOf, Section, Table, Time, To,
+  Act, changed, Check, Danger, Empty, Field, Form, Help, List, Load, may, messageOf, Section, Table, Time, To,
   useList, type Fields
 } from '../ui.tsx'
 import type { Format } from '../values.ts'
@@ -19,7 +19,6 @@ export function StartPage ({ organization }: { organization: string }) {
   const chosen = membership.value
   return (
     <>
-      <Head title={chosen?.name ?? 'Your organizations'} />
       <Invitations />
       {chosen === undefined
         ? <Organizations />

@@ -4,7 +4,7 @@ import { BASE } from '../auth.ts'
 import { chosenPart, partsInWords, PartPicker, ScopeChoices, ScopesInWords } from '../part-picker.tsx'
 import { ALL_SCOPES, scopesOf, type Ability } from '../scopes.ts'
 import {
-  Act, changes, Check, Danger, Field, Form, Head, Help, InDialog, List, ListSearch, say, saying, Section, Table,
+  Act, changes, Check, Danger, Field, Form, Help, InDialog, List, ListSearch, say, saying, Section, Table,
   Time, useList, useLoad, type Fields
 } from '../ui.tsx'
 
@@ -31,11 +31,6 @@ export function TokensPage ({ organization }: { organization: string }) {
   const show = (value: NewValue) => { setShown(value); changes.value++ }
   return (
     <>
-      <Head title='Tokens'>
-        <InDialog name='token.create' kind='main' title='Create a token'>
-          {(close) => <CreateToken organization={organization} done={(created) => { show(created); close() }} />}
-        </InDialog>
-      </Head>
       <Help text='A token lets a program call the API. It never allows more than its scopes, and can be limited to a part of the hierarchy.' />
       {shown !== undefined && <NewToken organization={organization} {...shown} close={() => setShown(undefined)} />}
       {ending.value !== undefined && ending.value > 0 && (
@@ -50,6 +45,9 @@ export function TokensPage ({ organization }: { organization: string }) {
           key={filter} label='Which tokens' name='filter' value={filter} isCompact onInput={(value) => setFilter(value as Filter)}
           options={[['', 'All tokens'], ['ending', 'Ending within 14 days'], ['organization', 'Of the organization'], ['user', 'Of people']]}
         />
+        <InDialog name='token.create' kind='main' title='Create a token'>
+          {(close) => <CreateToken organization={organization} done={(created) => { show(created); close() }} />}
+        </InDialog>
       </div>
       <List of={tokens} empty={search === '' && filter === '' ? 'There is no token. A build or a service needs one: create one.' : 'No token matches.'}>
         {(found) => (

@@ -1,10 +1,9 @@
 import { ApiError, call } from '../api.ts'
-import { Chart, Head, Later, Load, messageOf, sizeOf, Table, Time } from '../ui.tsx'
+import { Chart, Later, Load, messageOf, sizeOf, Table, Time } from '../ui.tsx'
 
 export function UsagePage ({ organization }: { organization: string }) {
   return (
     <>
-      <Head title='Usage' />
       <Load from={async () => (await call('getUsage', { path: { organization } })).data.data.attributes}>
         {({ plan, projects, members, bytes, api_calls, days }) => (
           <>
@@ -37,9 +36,7 @@ function Bills ({ organization }: { organization: string }) {
       {({ invoices, subscription }) => (
         <>
           <h2>Subscription and invoices</h2>
-          {typeof subscription === 'string'
-            ? <p>{subscription}</p>
-            : <p>{money(subscription.amount, subscription.currency)} a {subscription.interval}.</p>}
+          <p>{typeof subscription === 'string' ? subscription : `${money(subscription.amount, subscription.currency)} a ${subscription.interval}.`}</p>
           <Table
             label='Invoices' head={['Number', 'Issued', 'Total', 'Status']} empty='There are no invoices.'
             rows={invoices.map(({ id, attributes: { number, issued_at, total, currency, status } }) =>

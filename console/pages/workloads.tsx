@@ -5,7 +5,7 @@ import { chosenPart, partsInWords, PartPicker, ScopeChoices, ScopesInWords } fro
 import { can } from '../rights.ts'
 import { ALL_SCOPES, wordsOfScopes, type Ability } from '../scopes.ts'
 import {
-  Act, Danger, Field, Form, FormProblem, Head, Help, InDialog, List, ListSearch, Load, saying, Table, Time, useList,
+  Act, Danger, Field, Form, FormProblem, Help, InDialog, List, ListSearch, Load, saying, Table, Time, useList,
   useLoad, type Fields, type Option
 } from '../ui.tsx'
 import { areSame, CHECKS, claimsOf, isWorkloadScope, PLATFORMS, rowsOf, rowsOfPlatform, variablesOf, type Row } from '../workloads.ts'
@@ -28,13 +28,13 @@ export function WorkloadsPage ({ organization }: { organization: string }) {
     (await call('listAuditEvents', { path, query: { action: 'workload.login', per_page: LOGINS } })).data.data, [])
   return (
     <>
-      <Head title='Workloads'>
+      <Help text='A workload is a build, a pod or a virtual machine. A rule says which tokens of its platform it exchanges for access, so that no API token has to be stored there.' />
+      <div class='toolbar'>
+        <ListSearch label='Search by name' change={setSearch} />
         <InDialog name='workload.create' kind='main' title='Create a rule'>
           {(close) => <RuleForm name='workload.create' save={(body) => create(organization, body)} {...{ organization, close }} />}
         </InDialog>
-      </Head>
-      <Help text='A workload is a build, a pod or a virtual machine. A rule says which tokens of its platform it exchanges for access, so that no API token has to be stored there.' />
-      <div class='toolbar'><ListSearch label='Search by name' change={setSearch} /></div>
+      </div>
       <List of={rules} empty={search === '' ? 'There is no rule. With one, a build or a pod signs in with the token of its platform, and you store no API token there.' : 'No rule matches.'}>
         {(found) => (
           <Table

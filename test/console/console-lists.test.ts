@@ -400,7 +400,7 @@ t.test('a search has the focus, a filter says what it seeks, and a restore shows
   await dialog.waitFor({ state: 'detached' })
   await button(page, 'Undo').click()
   await said(page, /^Undone/)
-  await page.locator('h1').click()
+  await page.locator('main').focus()
   await page.keyboard.press('/')
   await dialog.waitFor()
   await page.keyboard.type('b')

@@ -143,11 +143,11 @@ t.test('people with a role in the organization see what the role includes, and n
     await page.goto(`${url}/console/nimbus/shop/-/level`)
     await signIn(page, person)
     await page.getByRole('heading', { name: 'Shop', level: 1 }).waitFor()
+    if (offersChange) await button(page, 'Change A').waitFor()
+    else await page.getByText('Your role does not include the values of this level.').waitFor()
     const texts = async (label: string) => (await page.getByRole('navigation', { name: label }).getByRole('link').allInnerTexts()).map((text) => text.trim())
     t.strictSame(await texts('Organization'), entries, role)
     t.strictSame(await texts('Project'), tabs, role)
-    if (offersChange) await button(page, 'Change A').waitFor()
-    else await page.getByText('Your role does not include the values of this level.').waitFor()
     t.equal((await summaries(page)).some((text) => /Add a name|Edit the document/.test(text)), offersChange, role)
     await page.goto(`${url}/console/nimbus/shop`)
     if (!offersChange) await page.getByText('Your role does not include the names of this project.').waitFor()
@@ -226,6 +226,9 @@ t.test('the matrix: 18 rows at 1,280 × 800, one stop for Tab, arrow keys, and a
   const names = [...Array.from({ length: 199 }, (_, i) => `NAME_${String(i).padStart(3, '0')}`), long]
   await nimbus.call('POST', '/nimbus/secrets/store', { project: 'shop', plaintext: names.map((name) => `${name}=1\n`).join('') })
   await nimbus.call('PATCH', '/nimbus/shop/website/demo/secrets', { set: { NAME_007: '2', DEMO: '1' } })
+  for (const [level, value] of [['backend/test', '1'], ['backend/demo', '2'], ['website/test', '2']] as const) {
+    await nimbus.call('PATCH', `/nimbus/shop/${level}/secrets`, { set: { LETTERS: value } })
+  }
   await page.goto(`${url}/console/nimbus/shop`)
   await signIn(page, rosa)
   await page.getByRole('rowheader', { name: 'NAME_000' }).waitFor()
@@ -242,6 +245,37 @@ t.test('the matrix: 18 rows at 1,280 × 800, one stop for Tab, arrow keys, and a
   t.ok(inSight >= 18, `${inSight} rows are in sight`)
   t.equal(await page.locator('.matrix [tabindex="0"]').count(), 1, 'one stop for Tab')
   t.equal(await page.evaluate('document.documentElement.scrollWidth'), 1280)
+
+  const letters = await page.getByRole('row', { name: /^LETTERS/ }).locator('td').allInnerTexts()
+  t.strictSame(letters.filter((letter) => letter !== ''), ['A', 'B', 'B'], 'letters count from the left')
+  const colours = await page.evaluate(`(() => {
+    const { color, backgroundColor } = new Proxy({}, { get: (_, name) => (one) => getComputedStyle(one)[name] })
+    const plain = [document.body, document.querySelector('.legend')].map(color)
+    return [...document.querySelectorAll('.matrix td button')].map((one) => [
+      one.parentElement.matches('.missing.environment'),
+      [one.parentElement, one].every((part) => backgroundColor(part) === 'rgba(0, 0, 0, 0)') && [one, one.firstChild].every((part) => plain.includes(color(part)))
+    ])
+  })()`) as [isMissing: boolean, isPlain: boolean][]
+  t.ok(colours.some(([isMissing]) => isMissing))
+  t.strictSame(colours.filter(([isMissing, isPlain]) => isMissing === isPlain), [], 'only what is missing in an environment has a colour')
+  await page.getByLabel(/^Missing in an environment/).check()
+  t.notOk(await page.getByText('Backend / Test, Backend / Stage').isVisible())
+  await page.getByText('Names are missing in 12 environments').click()
+  await page.getByText('Backend / Test, Backend / Stage').waitFor()
+  await page.getByLabel(/^All names/).check()
+
+  // The heading is there while the page loads, and nothing moves when the names come.
+  let answer = () => {}
+  const asked = new Promise<void>((resolve) => { answer = resolve })
+  await page.route('**/secrets/matrix?*', async (route) => { await asked; await route.continue() })
+  await page.reload()
+  const topOf = async (selector: string) => (await page.locator(selector).boundingBox())!.y
+  await page.getByRole('status').getByText('Loading…').waitFor()
+  const tops = [await topOf('h1'), await topOf('main > .late')]
+  t.match(await page.locator('h1').innerText(), 'Secrets of shop')
+  answer()
+  await page.getByRole('rowheader', { name: 'NAME_000' }).waitFor()
+  t.strictSame([await topOf('h1'), await topOf('.toolbar')], tops)
 
   await page.locator('.matrix [tabindex="0"]').focus()
   const at = () => page.evaluate('document.activeElement.ariaLabel ?? document.activeElement.innerText') as Promise<string>

@@ -8,7 +8,7 @@ import t, { type Test } from 'tap'
 import { earlier } from '../helpers/app.ts'
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
 import { load, operationsOfConsole } from '../helpers/console.ts'
-import { button, cell, confirm, follow, look, openMenu, said, SIZES, unfold, visitConsole, type Visit } from '../helpers/console-window.ts'
+import { button, cell, confirm, follow, isCompact, look, openMenu, said, SIZES, unfold, visitConsole, type Visit } from '../helpers/console-window.ts'
 import { walkWorkloads } from '../helpers/console-workloads.ts'
 import { sample } from '../helpers/long.ts'
 import { giveSecondFactor, makePerson, type Person } from '../helpers/people.ts'
@@ -50,6 +50,10 @@ async function isInWindow (element: Locator, width: number): Promise<boolean> {
   return box !== null && box.x >= 0 && box.x + box.width <= width
 }
 
+/** The place in the bar and what the lines of a level say of themselves, as far as they are cut. */
+const cutTexts = (page: Page) => page.evaluate(`[...document.querySelectorAll('.top li:last-child > :last-child, tr.name > td:nth-child(2)')]
+  .filter((one) => one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight + 1).map((one) => one.innerText)`)
+
 /** The value of a time field, which has no time zone. */
 const local = (time: number) => new Date(time - new Date(time).getTimezoneOffset() * 60_000).toISOString().slice(0, 23)
 
@@ -90,6 +94,10 @@ for (const width of sample(SIZES, 2)) {
     await nimbus.call('PATCH', '/nimbus/shop/backend/live/secrets', { set: { LIVE_ONLY: 'one', API_KEY: 'other' } })
     await page.reload()
     await page.getByLabel(/^Missing in an environment \(1\)/).waitFor()
+    if (width < 1000) {
+      t.equal(await page.getByLabel('Level', { exact: true }).locator('option:checked').innerText(), 'Shop', 'the first level')
+      await page.getByLabel('Level', { exact: true }).selectOption('website / live')
+    }
     if (width < 1000) t.equal(await button(page, / API_KEY in website \/ live$/).innerText(), 'From project (A)', 'a letter is no part of the place')
     await screenshot(page, 'matrix')
     await page.getByLabel(/^Missing in an environment \(1\)/).check()
@@ -100,8 +108,7 @@ for (const width of sample(SIZES, 2)) {
     }
     t.ok(await isInWindow(button(page, 'Missing LIVE_ONLY in backend / test'), width), 'the first missing cell is in the window')
     await look(t, page, 'matrix')
-    const content = (await page.locator('.toolbar').boundingBox())!.y
-    t.ok(content <= (width > 1000 ? 120 : 160), `the content begins at ${content} pixels`)
+    await isCompact(t, page, 'matrix')
     t.ok(await isInWindow(page.locator('.tabs [aria-current]'), width), 'the present page is in sight in the header')
     await button(page, 'Missing LIVE_ONLY in backend / test').click()
     await look(t, page, 'cell')
@@ -155,6 +162,7 @@ for (const width of sample(SIZES, 2)) {
     await page.goto(`${url}/console/nimbus/wide`)
     await button(page, 'Show more levels').click()
     await (await cell(page, 'A', 'Many / E98')).waitFor()
+    await page.getByLabel('Different values (0)').waitFor()
 
     // One search for names over all projects.
     await page.keyboard.press('/')
@@ -162,7 +170,6 @@ for (const width of sample(SIZES, 2)) {
     await page.keyboard.press('Enter')
     await button(page, 'Show more results').click()
     const results = page.getByRole('dialog').getByRole('link')
-    await page.getByLabel('Different values (0)').waitFor()
     await results.getByText('Wide', { exact: true }).waitFor()
     await look(t, page, 'search')
     await results.filter({ hasText: 'API_KEY' }).first().click()
@@ -211,6 +218,7 @@ for (const width of sample(SIZES, 2)) {
       // The message of the first change may still be shown.
       await until(async () => (await nimbus.call('GET', `/nimbus/shop${path}/secrets/values`)).body.COLOUR === 'green')
       await page.getByRole('rowheader', { name: 'MEANWHILE' }).waitFor()
+      t.strictSame(await cutTexts(page), [], level)
     }
     await confirm(page, 'Reveal all…', 'document.reveal')
     await page.getByText('green', { exact: true }).waitFor()
@@ -1224,6 +1232,10 @@ t.test('a page opens with at most three requests of the API; 1,000 names and 10 
     await settled()
     page.off('request', count)
     t.ok(requests.length <= 3, `${path}: ${requests.length}`)
+    for (const width of [390, 1280]) {
+      await page.setViewportSize({ width, height: 800 })
+      await isCompact(t, page, path)
+    }
   }
   const times: number[] = []
   for (let i = 0; i < 3; i++) {

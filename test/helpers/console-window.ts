@@ -81,6 +81,22 @@ export async function look (t: Test, page: Page, what: string) {
   await page.setViewportSize(size)
 }
 
+const VISIBLE = "[...document.querySelectorAll('main *, .tabs a, .top button')].filter((one) => one.checkVisibility() && one.getBoundingClientRect().width > 1)"
+const CONTENT = `${VISIBLE}.find((one) => one.matches('main :not(.head, .head *)') && (one.matches('button, input, select, textarea') ||
+  [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim() !== ''))).getBoundingClientRect().top + scrollY`
+const HEIGHTS = `${VISIBLE}.filter((one) => one.matches('button, select, summary, .tabs a, input:not([type=checkbox], [type=radio], [type=file])'))
+  .map((one) => Math.round(one.getBoundingClientRect().height) + ' ' + one.outerHTML.slice(0, 120))`
+
+/** Asserts that the content begins within 120 pixels, and that controls are 32 pixels high, on a phone 44. */
+export async function isCompact (t: Test, page: Page, what: string) {
+  const { width } = page.viewportSize()!
+  const where = `${what}, ${width} pixels`
+  const content = await page.evaluate(CONTENT) as number
+  t.ok(content <= 120, `${where}: the content begins at ${content} pixels`)
+  const height = width > 1000 ? '32 ' : '44 '
+  t.strictSame((await page.evaluate(HEIGHTS) as string[]).filter((one) => !one.startsWith(height)), [], `${where}: controls`)
+}
+
 export const button = (at: Page | Locator, name: string | RegExp) => at.getByRole('button', { name, ...(typeof name === 'string' && { exact: true }) })
 export const said = (page: Page, text: string | RegExp) => page.getByRole('status').getByText(text).first().waitFor()
 const IN_SIDE_BAR = ['Strongroom', 'Projects', 'People', 'Tokens', 'Workloads', 'Audit', 'Usage']
