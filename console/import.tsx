@@ -2,7 +2,8 @@ import { useState } from 'preact/hooks'
 import { ApiError, type Schemas } from './api.ts'
 import { sayChanged } from './cell.tsx'
 import { callLevel, isRefused, readDocument, requireParsed, storeDocument, titleOf, type Level } from './levels.ts'
-import { ValueField, type At, type Project } from './secrets.tsx'
+import { hasNames, type Project } from './rights.ts'
+import { ValueField, type At } from './secrets.tsx'
 import { Act, Changes, Check, Field, Form, messageOf } from './ui.tsx'
 import {
   changeValues, compareValues, differencesIn, inParts, isSet, objectText, readValues, setTyped, shownName, typedEntries,
@@ -102,7 +103,7 @@ export function Import ({ level, project, done }: At & { done: () => void }) {
   const [keeps, setKeeps] = useState(true)
   const [plan, setPlan] = useState<ImportPlan>()
   // Names that cannot be compared cannot be kept.
-  const hasNames = project.format !== 'text' && !(project.isClient && project.format === 'yaml')
+  const canKeep = hasNames(project)
   const change = (text: string | undefined, found = format, isKeeping = keeps) => {
     setText(text)
     setFormat(found)
@@ -111,7 +112,7 @@ export function Import ({ level, project, done }: At & { done: () => void }) {
   }
   const preview = async () => {
     if (text === undefined) throw new Error('Correct the escapes first.')
-    setPlan(await planImport(level, project, text, format, keeps && hasNames))
+    setPlan(await planImport(level, project, text, format, keeps && canKeep))
   }
   const store = async () => {
     const { parts, etag: before } = plan!
@@ -141,7 +142,7 @@ export function Import ({ level, project, done }: At & { done: () => void }) {
           label='Format of the text' name='format' value={format} onInput={(value) => change(text, value as Format)}
           options={[['env', '.env'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}
         />
-        {hasNames && <Check name='keep' label='Keep the names that the text does not have' checked={keeps} onChange={(value) => change(text, format, value)} />}
+        {canKeep && <Check name='keep' label='Keep the names that the text does not have' checked={keeps} onChange={(value) => change(text, format, value)} />}
       </Form>
       {plan !== undefined && (
         <section class='preview'>

@@ -47,6 +47,9 @@ export interface Project {
 }
 export const shownProject = signal<Project | undefined>(undefined)
 
+/** Whether single names of the project can be shown: the browser reads no YAML. */
+export const hasNames = ({ isClient, format }: Project): boolean => format !== 'text' && !(isClient && format === 'yaml')
+
 /** A project as the person sees it: without the levels that restrictions exclude. */
 export async function projectOf (organization: string, slug: string): Promise<Project> {
   const { data } = await call('readProjectMatrix', { path: { organization, project: slug }, query: { decrypt: false } })

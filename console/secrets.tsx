@@ -37,7 +37,6 @@ export function conceal (source: string, name?: string) {
 
 export const revealed = (source: string, name: string): string | undefined => shown.value.get(idOf(source, name))
 
-export type { Project }
 export interface At { level: Level, project: Project }
 
 /** Reads the value of one name at a level, with what it inherits. This is a decrypting read. */

@@ -9,7 +9,7 @@ import {
   callLevel, inBody, kindOf, levelPath, readDocument, requireParsed, stateOf, storeDocument, titleOf, type Kind,
   type Level, type LevelDocument, type State
 } from '../levels.ts'
-import { can, type Project } from '../rights.ts'
+import { can, hasNames, type Project } from '../rights.ts'
 import { sought } from '../router.ts'
 import {
   conceal, KeyGate, readInherited, readOne, readPath, reveal, revealed, Secret, Value, ValueField, type At
@@ -21,12 +21,11 @@ import { changeOf, shownName } from '../values.ts'
 
 export function LevelPage ({ level, project }: At) {
   const canRead = can(['secret:read']) && (project.isClient || can(['secret:decrypt']))
-  const hasNames = project.format !== 'text' && !(project.isClient && project.format === 'yaml')
   return (
     <KeyGate level={level} project={project}>
       {!canRead
         ? <Empty>Your role does not include the values of this level.</Empty>
-        : hasNames
+        : hasNames(project)
           ? <Names level={level} project={project} />
           : <div class='toolbar'><p>Edit this document as a whole.</p><ImportButton level={level} project={project} /></div>}
       {canRead && (
@@ -73,7 +72,7 @@ function DocumentEditor ({ level, project }: At) {
     <>
       <Form name='document.store' keep run={store}>
         <ValueField label={`Document of ${titleOf(level)}`} value={document.text} change={(text) => { setText(text); forget() }} rows={16} />
-        {format !== 'text' && !(isClient && format === 'yaml') && <Check name='unchecked' label='Save even if the text does not parse' checked={unchecked} onChange={setUnchecked} />}
+        {hasNames(project) && <Check name='unchecked' label='Save even if the text does not parse' checked={unchecked} onChange={setUnchecked} />}
       </Form>
       {view}
       <button type='button' onClick={() => { close(); forget() }}>Cancel</button>

@@ -3,7 +3,7 @@ import { ApiError, call } from '../api.ts'
 import { InviteHere } from '../invitations.tsx'
 import { levelOf, readDocument, type Cell, type Column, type Matrix, type Row } from '../levels.ts'
 import { MatrixTable, type Filter } from '../matrix-table.tsx'
-import { canSomewhere, inOrder, onlyLevelOf, projectIn, shownProject, type Project } from '../rights.ts'
+import { canSomewhere, hasNames, inOrder, onlyLevelOf, projectIn, shownProject, type Project } from '../rights.ts'
 import { go } from '../router.ts'
 import { KeyGate, namesIn, type At } from '../secrets.tsx'
 import { Act, Empty, Later, may, Show, To, useLoad } from '../ui.tsx'
@@ -40,7 +40,7 @@ function Levels ({ level, project: known }: At) {
         const isCut = names !== null && (total > names.length || asked.only !== undefined || asked.search !== undefined)
         return (
           <>
-            {project.isClient && project.format !== 'yaml' && project.format !== 'text'
+            {project.isClient && hasNames(project)
               ? (
                 <KeyGate level={level} project={project}>
                   <Later key={project.levels.length} name='matrix.open' kind='main'>
@@ -55,7 +55,12 @@ function Levels ({ level, project: known }: At) {
                     {...total > names.length && { more: `These are the first ${names.length} of ${total} names. Search all names to see others.` }}
                   />
                   )
-                : <Tree project={project} />}
+                : (
+                  <>
+                    <Empty>{project.isClient || project.format === 'text' ? 'Only the document of a level as a whole can be shown: open a level.' : 'Your role does not include the names of this project.'}</Empty>
+                    <LevelTree project={project} />
+                  </>
+                  )}
             {project.next !== null && (asked.only === undefined ? <Act name='matrix.more' run={more} /> : <p class='hint'>Show all names to see more levels.</p>)}
             {project.levels.length === 1 && may('target.create', { project: slug }) && <p>The project has no targets yet: <To to={{ page: 'settings', organization, project: slug }}>add a target and its environments</To>.</p>}
             <InviteHere level={level} />
@@ -65,13 +70,6 @@ function Levels ({ level, project: known }: At) {
     </Show>
   )
 }
-
-const Tree = ({ project }: { project: Project }) => (
-  <>
-    <Empty>{project.isClient || project.format === 'text' ? 'Only the document of a level as a whole can be shown: open a level.' : 'Your role does not include the names of this project.'}</Empty>
-    <LevelTree project={project} />
-  </>
-)
 
 async function load (project: Project, query: Query): Promise<Part> {
   const none = { project, names: null, total: 0 }
