@@ -166,14 +166,9 @@ export function KeyGate ({ level, project, children }: At & { children?: Compone
     setFirst(undefined)
     setFirst(await openProject(level, key_string, first))
   }
-  if (!project.isClient) return <>{children}</>
-  if (isOpen(id)) {
-    return (
-      <>
-        <p class='gate'>This project is open in this page. <Act name='key.close' kind='plain' run={() => forgetKey(id)} /></p>
-        {children}
-      </>
-    )
+  if (!project.isClient || isOpen(id)) {
+    const line = <p class='gate'>This project is open in this page. <Act name='key.close' kind='plain' run={() => forgetKey(id)} /></p>
+    return <>{project.isClient && line}{children}</>
   }
   return (
     <section class='gate'>

@@ -10,41 +10,34 @@ type ClaimValue = Schemas['ClaimValue']
 /** `ids`: a rule binds at least one of them, as the service demands. `more`: other claims that narrow the rule. */
 interface Platform { name: string, issuer: string, ids: readonly string[], more: readonly string[] }
 
+const platform = (name: string, issuer: string, ids: readonly string[], more: readonly string[] = []): Platform =>
+  ({ name, issuer, ids, more })
+
 export const PLATFORMS: Record<Preset, Platform> = {
-  'github-actions': {
-    name: 'GitHub Actions',
-    issuer: 'https://token.actions.githubusercontent.com for github.com',
-    ids: ['repository_id', 'repository_owner_id'],
-    more: ['ref', 'environment', 'event_name']
-  },
-  gitlab: {
-    name: 'GitLab CI',
-    issuer: 'https://gitlab.com, or the address of your GitLab',
-    ids: ['project_id', 'namespace_id'],
-    more: ['ref', 'ref_type', 'ref_protected']
-  },
-  kubernetes: {
-    name: 'Kubernetes',
-    issuer: 'that of kubectl get --raw /.well-known/openid-configuration',
-    ids: ['sub', 'kubernetes.io/serviceaccount/uid'],
-    more: ['kubernetes.io/namespace']
-  },
-  buildkite: { name: 'Buildkite', issuer: 'https://agent.buildkite.com', ids: ['pipeline_id', 'organization_id'], more: ['build_branch'] },
-  circleci: {
-    name: 'CircleCI',
-    issuer: 'https://oidc.circleci.com/org/ followed by the id of your organization',
-    ids: ['oidc.circleci.com/project-id'],
-    more: ['oidc.circleci.com/vcs-ref']
-  },
-  'hcp-terraform': {
-    name: 'HCP Terraform',
-    issuer: 'https://app.terraform.io',
-    ids: ['terraform_workspace_id', 'terraform_project_id', 'terraform_organization_id'],
-    more: ['terraform_run_phase']
-  },
-  aws: { name: 'AWS', issuer: 'the issuer of your account', ids: ['sub'], more: [] },
-  google: { name: 'Google Cloud', issuer: 'https://accounts.google.com', ids: ['sub'], more: [] },
-  azure: { name: 'Azure', issuer: 'https://login.microsoftonline.com/ followed by the id of your tenant and /v2.0', ids: ['oid', 'sub'], more: [] }
+  'github-actions': platform(
+    'GitHub Actions', 'https://token.actions.githubusercontent.com for github.com',
+    ['repository_id', 'repository_owner_id'], ['ref', 'environment', 'event_name']
+  ),
+  gitlab: platform(
+    'GitLab CI', 'https://gitlab.com, or the address of your GitLab',
+    ['project_id', 'namespace_id'], ['ref', 'ref_type', 'ref_protected']
+  ),
+  kubernetes: platform(
+    'Kubernetes', 'that of kubectl get --raw /.well-known/openid-configuration',
+    ['sub', 'kubernetes.io/serviceaccount/uid'], ['kubernetes.io/namespace']
+  ),
+  buildkite: platform('Buildkite', 'https://agent.buildkite.com', ['pipeline_id', 'organization_id'], ['build_branch']),
+  circleci: platform(
+    'CircleCI', 'https://oidc.circleci.com/org/ followed by the id of your organization',
+    ['oidc.circleci.com/project-id'], ['oidc.circleci.com/vcs-ref']
+  ),
+  'hcp-terraform': platform(
+    'HCP Terraform', 'https://app.terraform.io',
+    ['terraform_workspace_id', 'terraform_project_id', 'terraform_organization_id'], ['terraform_run_phase']
+  ),
+  aws: platform('AWS', 'the issuer of your account', ['sub']),
+  google: platform('Google Cloud', 'https://accounts.google.com', ['sub']),
+  azure: platform('Azure', 'https://login.microsoftonline.com/ followed by the id of your tenant and /v2.0', ['oid', 'sub'])
 }
 
 export const CHECKS: Record<NonNullable<Schemas['TestedAssertion']['check']>, string> = {
