@@ -5,6 +5,7 @@ import {
   EXPORT_COLUMNS, EXPORT_TYPES, MAX_COUNTED, MAX_DAYS, MAX_EXPORTED
 } from '../../schemas/audit.ts'
 import type { EventName } from '../../schemas/events.ts'
+import { LEVELS } from '../../schemas/levels.ts'
 import { PAGE_SIZE } from '../../schemas/shapes.ts'
 import { yieldToEventLoop } from '../crypto/event-loop.ts'
 import { inTurn, type Turn } from '../http/guard/turns.ts'
@@ -37,12 +38,10 @@ export const audit: Domain = async (app) => {
       response: { 200: AuditEventList }
     },
     handler: async (request) => {
-      const principal = principalOf(request)
       const { page = 1, per_page = PAGE_SIZE.default, before, ...filter } = request.query
       const pageRequest = { page, per_page }
-      const { rows, total } = seesEvents(principal)
-        ? await listEvents(app.lists, principal.organization.id, filterOf(filter), before, pageRequest)
-        : { rows: [], total: 0 }
+      const { rows, total } = await readEvents(request, filter, { rows: [], total: 0 }, (id, wanted) =>
+        listEvents(app.lists, id, wanted, before, pageRequest))
       return { data: await toItems(request, rows), meta: pageMeta(pageRequest, total, rows.length) }
     }
   })
@@ -91,13 +90,10 @@ export const audit: Domain = async (app) => {
       response: { 200: AuditExport }
     },
     handler: async (request, reply) => {
-      const principal = principalOf(request)
       const { after, ...filter } = request.query
-      const id = principal.organization.id
       // Reads one event more than a page has, to know whether another page follows.
-      const rows = seesEvents(principal)
-        ? await exportEvents(app.lists, id, filterOf(filter), after, MAX_EXPORTED + 1)
-        : []
+      const rows = await readEvents(request, filter, [], (id, wanted) =>
+        exportEvents(app.lists, id, wanted, after, MAX_EXPORTED + 1))
       const items = await toItems(request, rows.slice(0, MAX_EXPORTED))
       if (rows.length > MAX_EXPORTED) {
         const next = new URLSearchParams({ ...filter, after: items.at(-1)!.id })
@@ -151,6 +147,25 @@ const filterOf = ({ from, to, ...filter }: Filter): EventFilter => ({
   ...(from !== undefined && { from: requireTimestamp('from', from) }),
   ...(to !== undefined && { to: requireTimestamp('to', to) })
 })
+
+// Of these filters, each can match very many events while no event matches two: the database then reads all events of
+// one for nothing.
+const EXCLUSIVE = ['resource', ...LEVELS] as const
+
+// Reads events, `nothing` for a caller who sees none. With filters that can exclude each other, reads in turn, so that
+// an organization cannot occupy the connections for lists.
+async function readEvents<T> (
+  request: FastifyRequest, filter: Filter, nothing: T, read: (id: string, wanted: EventFilter) => Promise<T>
+): Promise<T> {
+  const wanted = filterOf(filter)
+  const find = async () => {
+    const principal = principalOf(request)
+    return seesEvents(principal) ? read(principal.organization.id, wanted) : nothing
+  }
+  return EXCLUSIVE.filter((name) => filter[name] !== undefined).length < 2
+    ? find()
+    : inTurn(request, async (turn) => turn.waitFor(find()))
+}
 
 // The days to count, in UTC; the first and the last day can be partial. The default of `to` is the end of today instead
 // of now, because the clock of the database, which dates the events, can be ahead.

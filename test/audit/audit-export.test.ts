@@ -172,6 +172,36 @@ t.test('an organization counts ten days at a time, in turns, so that others do n
   t.same((await count(other)).body.data.map(({ attributes }: any) => attributes.count), Array(MAX_DAYS).fill(0))
 })
 
+t.test('lists by filters that can exclude each other take turns, so that others do not wait for them', async (t) => {
+  const caller = await service.organization()
+  const { organization: o, call } = caller
+  const id = (n: number) => `01JQZ6V9T4M8N2K7R5W3X1P00${n}`
+  await insert(caller, 50, "'2026-01-01T00:00:00Z'::timestamptz", {
+    details: `'{"project_id": "${id(0)}", "target_id": "${id(1)}"}'::jsonb`
+  })
+  const together: number[] = []
+  let reading = 0
+  const look = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: string }
+    if (!/ AS (?:matched|counted)\b/.test(text)) return
+    if (phase === 'before') together.push(++reading)
+    else reading--
+  }
+  subscribe('strongroom:statement', look)
+  t.teardown(() => unsubscribe('strongroom:statement', look))
+  for (const [filter, found] of [
+    [`project=${id(0)}&target=${id(1)}`, 50], [`project=${id(0)}&target=${id(2)}`, 0],
+    [`resource=secret:S&project=${id(0)}`, 50], [`resource=secret:S&environment=${id(2)}&actor=user:7`, 0]
+  ] as const) {
+    together.length = 0
+    const [lists, exports] = await Promise.all(['?per_page=100&', '/export?'].map(async (path) =>
+      Promise.all(Array.from({ length: 4 }, () => call('GET', `/${o}/audit-events${path}${filter}`)))))
+    for (const { body } of lists!) t.equal(body.meta.total, found, filter)
+    for (const { status, text } of exports!) t.strictSame([status, text.split('\n').length - 1], [200, found], filter)
+    t.ok(together.length >= 8 && together.every((count) => count === 1), `${filter}, one at a time: ${together.join()}`)
+  }
+})
+
 /** All parts of an export. */
 async function exported (t: Test, caller: Caller, query: string, accept?: string): Promise<string[]> {
   const parts: string[] = []
