@@ -72,8 +72,6 @@ function runsOn ({ database }, on) {
   return needsNone || (database !== 'PostgreSQL' && !citus && (database === 'both databases' || server === undefined))
 }
 
-// Tests create hundreds of databases with hundreds of files each. In a memory file system of 4 GiB, if there is one,
-// `npm test` takes 16 % less time.
 function makeTemporaryDirectory () {
   const { bavail, bsize } = existsSync('/dev/shm') ? statfsSync('/dev/shm') : { bavail: 0, bsize: 0 }
   const directory = mkdtempSync(join(bavail * bsize < 4 * 2 ** 30 ? tmpdir() : '/dev/shm', 'strongroom-'))
