@@ -13,11 +13,25 @@ const executablePath = process.env.CHROMIUM ?? PLACES.find((place) => existsSync
 /** False, or the reason why tests in a browser are skipped. */
 export const skip = executablePath === undefined ? 'no Chromium is installed; CHROMIUM may name one' : false
 
-/** Resolves only host names of this machine, so that no test depends on other hosts. */
-const ALONE = ['--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost']
+// Playwright turns these features off, too, but Chromium reads only the last list.
+const OFF_IN_PLAYWRIGHT = [
+  'AvoidUnnecessaryBeforeUnloadCheckSync', 'DestroyProfileOnBrowserClose', 'HttpsUpgrades',
+  'HttpsFirstBalancedModeAutoEnable', 'LensOverlay', 'MediaRouter', 'PaintHolding', 'ThirdPartyStoragePartitioning',
+  'AvoidCorsURLLoaderRestartOnRedirect', 'OptimizationHints', 'NetworkTimeServiceQuerying', 'AimEnabled',
+  'PreconnectToSearch'
+]
+// The pages below the address bar of each window, and a spare process for each page: half of the CPU time of a window.
+const UNUSED = ['WebUIOmniboxPopup', 'WebUIOmniboxAimPopup', 'SpareRendererForSitePerProcess']
+
+const ARGUMENTS = [
+  // Resolves only host names of this machine, so that no test depends on other hosts.
+  '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost',
+  `--disable-features=${[...OFF_IN_PLAYWRIGHT, ...UNUSED].join()}`
+]
 
 export async function launch (): Promise<Browser> {
-  return chromium.launch({ executablePath: executablePath!, chromiumSandbox: process.getuid?.() !== 0, args: ALONE })
+  const chromiumSandbox = process.getuid?.() !== 0
+  return chromium.launch({ executablePath: executablePath!, chromiumSandbox, args: ARGUMENTS })
 }
 
 export interface Window {
