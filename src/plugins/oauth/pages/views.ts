@@ -26,6 +26,19 @@ export interface SignedIn { cookie: string, hash: Buffer, user: User, age: numbe
 /** A message above a rejected form, and the status of the page. */
 export interface Problem { problem: string, status: number }
 
+/** A page whose heading is its title. */
+const titled = (title: string, body: Html, status = 200): Page =>
+  ({ title, status, body: html`<h1>${title}</h1>\n${body}` })
+
+/** A form, bound to a cookie. `buttons`: the label of the only one, or several. */
+function formTo (action: string, cookie: string, fields: Html | undefined, buttons: Html | string): Html {
+  const main = typeof buttons === 'string' ? html`<button class="main" type="submit">${buttons}</button>` : buttons
+  return html`<form method="post" action="${action}">
+${formField(cookie)}${fields && html`\n${fields}`}
+<div class="actions">${main}</div>
+</form>`
+}
+
 export interface SignIn {
   /** The cookie to which the form is bound. */
   cookie: string
@@ -42,25 +55,16 @@ export interface SignIn {
 export function signInPage (
   { cookie, query, email = '', problem, client, status = 200, sendsMail }: SignIn
 ): Page {
-  return {
-    title: 'Sign in',
-    status,
-    body: html`<h1>Sign in</h1>
-${client === undefined ? '' : html`<p>to continue to <strong>${client}</strong></p>`}
+  return titled('Sign in', html`${client === undefined ? '' : html`<p>to continue to <strong>${client}</strong></p>`}
 ${problemOf(problem)}
-<form method="post" action="/oauth/sign-in">
-${formField(cookie)}
-<input type="hidden" name="query" value="${query}">
+${formTo('/oauth/sign-in', cookie, html`<input type="hidden" name="query" value="${query}">
 <label for="email">E-mail address</label>
 <input id="email" name="email" type="email" autocomplete="username" required maxlength="320" value="${email}"${describedBy(problem)}${autofocus(email === '')}>
 <label for="password">Password</label>
-<input id="password" name="password" type="password" autocomplete="current-password" required maxlength="${PASSWORD.maxBytes}"${describedBy(problem)}${autofocus(email !== '')}>
-<div class="actions"><button class="main" type="submit">Sign in</button></div>
-</form>
+<input id="password" name="password" type="password" autocomplete="current-password" required maxlength="${PASSWORD.maxBytes}"${describedBy(problem)}${autofocus(email !== '')}>`, 'Sign in')}
 ${sendsMail
     ? html`<p><a href="/account/forgot-password">Forgot your password?</a></p>`
-    : html`<p class="soft">Forgot your password? ${ASK_OPERATOR}</p>`}`
-  }
+    : html`<p class="soft">Forgot your password? ${ASK_OPERATOR}</p>`}`, status)
 }
 
 const ASK_OPERATOR = 'Ask the operator of this service for a link to set a new one. The operator makes it with the command: npm run -s cli -- user password --email ADDRESS'
@@ -72,58 +76,32 @@ export const noResetPage = (): Page => problemPage(404, 'This service sends no e
 export function forgotPasswordPage (
   { cookie, email = '', problem, status = 200 }: { cookie: string, email?: string } & Partial<Problem>
 ): Page {
-  return {
-    title: 'Forgot your password?',
-    status,
-    body: html`<h1>Forgot your password?</h1>
-<p>Enter the e-mail address of your account. You get an e-mail with a link to set a new password.</p>
+  return titled('Forgot your password?', html`<p>Enter the e-mail address of your account. You get an e-mail with a link to set a new password.</p>
 ${problemOf(problem)}
-<form method="post" action="/account/forgot-password">
-${formField(cookie)}
-<label for="email">E-mail address</label>
-<input id="email" name="email" type="email" autocomplete="username" required maxlength="320" value="${email}"${describedBy(problem)} autofocus>
-<div class="actions"><button class="main" type="submit">Send the link</button></div>
-</form>
-<p><a href="/account">Back to sign-in</a></p>`
-  }
+${formTo('/account/forgot-password', cookie, html`<label for="email">E-mail address</label>
+<input id="email" name="email" type="email" autocomplete="username" required maxlength="320" value="${email}"${describedBy(problem)} autofocus>`, 'Send the link')}
+<p><a href="/account">Back to sign-in</a></p>`, status)
 }
 
 /** Shown for every address that requests a link, so the page does not reveal whether the address has an account. */
 export function linkSentPage (email: string, minutes: number): Page {
-  return {
-    title: 'Look into your mailbox',
-    body: html`<h1>Look into your mailbox</h1>
-<p>If <strong>${email}</strong> is the address of an account, we have sent an e-mail with a link to it. The link works once, within ${minutes} minutes. Earlier links no longer work.</p>
+  return titled('Look into your mailbox', html`<p>If <strong>${email}</strong> is the address of an account, we have sent an e-mail with a link to it. The link works once, within ${minutes} minutes. Earlier links no longer work.</p>
 <p class="soft">If no e-mail arrives, look for it in the spam folder, and check the address. Otherwise ask the operator of this service.</p>
-<p><a href="/account">Back to sign-in</a></p>`
-  }
+<p><a href="/account">Back to sign-in</a></p>`)
 }
 
 /** The form of a mailed reset link. */
 export function resetPasswordPage (cookie: string, link: string, user: User, problem?: string): Page {
-  return {
-    title: 'Set a new password',
-    status: problem === undefined ? 200 : 422,
-    body: html`<h1>Set a new password</h1>
-<p>Applications lose their access until you allow them again. A second factor stays.</p>
+  return titled('Set a new password', html`<p>Applications lose their access until you allow them again. A second factor stays.</p>
 ${problemOf(problem)}
-<form method="post" action="/account/reset-password/${link}">
-${formField(cookie)}
-${passwordOf(user, problem)}
-<div class="choices"><label><input type="checkbox" name="end_sessions" value="yes" checked> <span>End all other sessions</span></label></div>
-<div class="actions"><button class="main" type="submit">Set the password</button></div>
-</form>`
-  }
+${formTo(`/account/reset-password/${link}`, cookie, html`${passwordOf(user, problem)}
+<div class="choices"><label><input type="checkbox" name="end_sessions" value="yes" checked> <span>End all other sessions</span></label></div>`, 'Set the password')}`, statusOf(problem))
 }
 
 /** Shown after a reset, which starts no session. */
 export function passwordResetPage (keepsSessions: boolean): Page {
-  return {
-    title: 'Your password was changed',
-    body: html`<h1>Your password was changed</h1>
-<p>${keepsSessions ? 'Browsers that were signed in stay signed in.' : 'All browsers were signed out.'} Sign in with the new password and, if your account has a second factor, with a code.</p>
-<p><a href="/account">Sign in</a></p>`
-  }
+  return titled('Your password was changed', html`<p>${keepsSessions ? 'Browsers that were signed in stay signed in.' : 'All browsers were signed out.'} Sign in with the new password and, if your account has a second factor, with a code.</p>
+<p><a href="/account">Sign in</a></p>`)
 }
 
 export interface SecondStep {
@@ -138,21 +116,12 @@ export interface SecondStep {
 }
 
 export function codePage ({ cookie, step, query, problem, status = 200 }: SecondStep): Page {
-  return {
-    title: 'Enter a code',
-    status,
-    body: html`<h1>Enter a code</h1>
-<p>Your account has a second factor. Open your authenticator app, and enter the code that it shows for Strongroom.</p>
+  return titled('Enter a code', html`<p>Your account has a second factor. Open your authenticator app, and enter the code that it shows for Strongroom.</p>
 ${problemOf(problem)}
-<form method="post" action="/oauth/sign-in/code">
-${formField(cookie)}
-<input type="hidden" name="step" value="${step}">
+${formTo('/oauth/sign-in/code', cookie, html`<input type="hidden" name="step" value="${step}">
 <input type="hidden" name="query" value="${query}">
-${codeField(problem, { isFirst: true })}
-<div class="actions"><button class="main" type="submit">Continue</button></div>
-</form>
-<p class="soft">If you have lost both, ask the operator of this service to remove your second factor.</p>`
-  }
+${codeField(problem, { isFirst: true })}`, 'Continue')}
+<p class="soft">If you have lost both, ask the operator of this service to remove your second factor.</p>`, status)
 }
 
 export interface Consent {
@@ -235,45 +204,29 @@ export function joinPage (
 ): Page {
   return {
     title: 'Accept an invitation',
-    status: problem === undefined ? 200 : 422,
+    status: statusOf(problem),
     body: html`<h1>Join ${organization.name}?</h1>
 <p>You are invited to the organization <strong>${organization.name}</strong>, as ${rolesOf(roles)}, by ${inviterOf(invited_by)}. To accept, enter your name and a password for a new account. To decline, close this page.</p>
 <p class="soft">${seenAfterAcceptance('The organization')}</p>
 ${problemOf(problem)}
-<form method="post" action="/account/invitation/${link}">
-${formField(cookie)}
-<label for="email">E-mail address</label>
-<input id="email" name="username" type="email" autocomplete="username" readonly value="${email}">
+${formTo(`/account/invitation/${link}`, cookie, html`${addressOf(email)}
 ${ownName('')}
-${newPassword(problem)}
-<div class="actions"><button class="main" type="submit">Create account and accept</button></div>
-</form>`
+${newPassword(problem)}`, 'Create account and accept')}`
   }
 }
 
 /** Shown to a user whose account has another address than the invitation. */
 export function otherAccountPage ({ cookie, user }: SignedIn, { email, organization }: Pick<OwnInvitation, 'email' | 'organization'>): Page {
-  return {
-    title: 'This invitation is for another address',
-    status: 403,
-    body: html`<h1>This invitation is for another address</h1>
-<p role="alert">You are signed in as ${user.email}, but ${organization.name} invited ${email}. Sign out, then open the link again.</p>
-<form method="post" action="/account/sign-out">
-${formField(cookie)}
-<div class="actions"><button type="submit" name="where" value="here">Sign out</button></div>
-</form>`
-  }
+  return titled('This invitation is for another address', html`<p role="alert">You are signed in as ${user.email}, but ${organization.name} invited ${email}. Sign out, then open the link again.</p>
+${formTo('/account/sign-out', cookie, undefined, SIGN_OUT)}`, 403)
 }
+
+const SIGN_OUT = html`<button type="submit" name="where" value="here">Sign out</button>`
 
 /** An error page without links or buttons. */
 export function problemPage (status: number, title: string, sentence: string): Page {
-  return {
-    title,
-    status,
-    body: html`<h1>${title}</h1>
-<p role="alert">${sentence}</p>
-<p class="soft">You can close this page, or go back and try again.</p>`
-  }
+  return titled(title, html`<p role="alert">${sentence}</p>
+<p class="soft">You can close this page, or go back and try again.</p>`, status)
 }
 
 export interface Account {
@@ -295,11 +248,7 @@ export interface Account {
 export function accountPage ({
   cookie, user, hasConsole, session, memberships, invitations, sessions, tokens, applications, events, problem
 }: Account): Page {
-  return {
-    title: 'Your account',
-    ...(problem && { status: problem.status }),
-    body: html`<h1>Your account</h1>
-${problemOf(problem?.problem)}
+  return titled('Your account', html`${problemOf(problem?.problem)}
 ${invitations.page === 1 && invitations.isLast && invitations.rows.length === 0
     ? ''
     : html`<h2>Invitations</h2>
@@ -321,13 +270,10 @@ ${hasConsole ? html`<p><a href="/console/">Open the console</a></p>` : ''}
 <p class="soft">${IN_UTC}</p>
 <p><a href="/account/password">Change the password</a><br>
 <a href="/account/second-factor">${user.second_factor_id === null ? 'Set up a second factor' : 'Change the second factor'}</a></p>
-<form method="post" action="/account/sign-out">
-${formField(cookie)}
-<div class="actions">
-<button type="submit" name="where" value="here">Sign out</button>
+${formTo('/account/sign-out', cookie, undefined, html`
+${SIGN_OUT}
 <button type="submit" name="where" value="everywhere">Sign out everywhere</button>
-</div>
-</form>
+`)}
 <h2>Organizations</h2>
 ${heldOf(cookie, 'organizations', memberships.map(({ id, name, slug, role }) => ({
     id,
@@ -365,8 +311,7 @@ ${pagesOf('tokens', tokens)}
 <ul class="held">
 ${events.rows.map((event) => html`<li class="held">${timeOf(event.occurred_at)}<span>${describe(event)}</span></li>
 `)}</ul>
-${pagesOf('events', events)}`
-  }
+${pagesOf('events', events)}`, problem?.status)
 }
 
 const IN_UTC = 'All dates and times on this page are in UTC.'
@@ -432,10 +377,12 @@ const heldOf = (
   ? html`<p class="soft">none</p>`
   : html`<ul class="held">
 ${held.map(({ id, title, text }) => html`<li class="held"><div><strong>${title}</strong> <span>${text}</span></div>
-${Object.entries(buttons).map(([verb, label]) => html`<form method="${method}" action="/account/${noun}/${verb}">${method === 'post' ? formField(cookie) : ''}<input type="hidden" name="id" value="${id}">
+${Object.entries(buttons).map(([verb, label]) => html`<form method="${method}" action="/account/${noun}/${verb}">${method === 'post' ? formField(cookie) : ''}${idField(id)}
 <button type="submit">${label}</button></form>
 `)}</li>
 `)}</ul>`
+
+const idField = (id: string) => html`<input type="hidden" name="id" value="${id}">`
 
 // Links to the previous and the next page of a list. A link shows all other lists from their first page.
 const pagesOf = (noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 'events', { page, isLast }: HeldPage<unknown>): Html => {
@@ -451,59 +398,34 @@ export function leavePage ({ cookie }: SignedIn, { id, name }: Membership): Page
     title: 'Leave an organization',
     body: html`<h1>Leave ${name}?</h1>
 <p>You lose your access to the organization <strong>${name}</strong>. Your API tokens of this organization end. To come back, you need a new invitation.</p>
-<form method="post" action="/account/organizations/leave">
-${formField(cookie)}
-<input type="hidden" name="id" value="${id}">
-<div class="actions"><button class="main" type="submit">Leave the organization</button></div>
-</form>
+${formTo('/account/organizations/leave', cookie, idField(id), 'Leave the organization')}
 <p><a href="/account">Back to your account</a></p>`
   }
 }
 
-export function factorPage ({ cookie, user }: SignedIn, recoveryCodes: number, problem?: Problem): Page {
-  const isOn = user.second_factor_id !== null
-  const of = { title: isOn ? 'Your second factor' : 'Set up a second factor', status: problem?.status ?? 200 }
+export function factorPage (
+  { cookie, user }: SignedIn, recoveryCodes: number, { problem, status }: Partial<Problem> = {}
+): Page {
   const back = html`<p><a href="/account">Back to your account</a></p>`
-  if (!isOn) {
-    return {
-      ...of,
-      body: html`<h1>${of.title}</h1>
-<p>Each sign-in then requires a code of an authenticator app on your phone in addition to your password. You will be signed out in other browsers.</p>
-${problemOf(problem?.problem)}
-<form method="post" action="/account/second-factor">
-${formField(cookie)}
-${currentPassword(problem?.problem)}
-<div class="actions"><button class="main" type="submit">Continue</button></div>
-</form>
-${back}`
-    }
-  }
-  return {
-    ...of,
-    body: html`<h1>${of.title}</h1>
-<p>Each sign-in requires a code in addition to your password. ${recoveryCodes} of your recovery codes are left.</p>
-${problemOf(problem?.problem)}
-<form method="post" action="/account/second-factor/change">
-${formField(cookie)}
-${currentPassword(problem?.problem)}
-${codeField(problem?.problem)}
-<div class="actions">
+  return user.second_factor_id === null
+    ? titled('Set up a second factor', html`<p>Each sign-in then requires a code of an authenticator app on your phone in addition to your password. You will be signed out in other browsers.</p>
+${problemOf(problem)}
+${formTo('/account/second-factor', cookie, currentPassword(problem), 'Continue')}
+${back}`, status)
+    : titled('Your second factor', html`<p>Each sign-in requires a code in addition to your password. ${recoveryCodes} of your recovery codes are left.</p>
+${problemOf(problem)}
+${formTo('/account/second-factor/change', cookie, html`${currentPassword(problem)}
+${codeField(problem)}`, html`
 <button class="main" type="submit" name="change" value="recovery-codes">Create new recovery codes</button>
 <button type="submit" name="change" value="disable">Turn off</button>
-</div>
-</form>
-${back}`
-  }
+`)}
+${back}`, status)
 }
 
 export function confirmFactorPage (
-  { cookie }: SignedIn, factor?: { address: string, secret: string }, problem?: Problem
+  { cookie }: SignedIn, factor?: { address: string, secret: string }, { problem, status }: Partial<Problem> = {}
 ): Page {
-  return {
-    title: 'Set up a second factor',
-    status: problem?.status ?? 200,
-    body: html`<h1>Set up a second factor</h1>
-${factor === undefined
+  return titled('Set up a second factor', html`${factor === undefined
     ? html`<p>Enter the current code of your authenticator app. If you have not added this account to the app, <a href="/account/second-factor">start again</a>.</p>`
     : html`<p>Scan this QR code with an authenticator app, or enter the key in the app. The key is shown only once.</p>
 ${qrCode(factor.address, 'QR code for an authenticator app')}
@@ -511,14 +433,9 @@ ${qrCode(factor.address, 'QR code for an authenticator app')}
 <dt>Key</dt><dd><code>${factor.secret.match(/.{1,4}/g)!.join(' ')}</code></dd>
 <dt>Address</dt><dd><code>${factor.address}</code></dd>
 </dl>`}
-${problemOf(problem?.problem)}
-<form method="post" action="/account/second-factor/confirm">
-${formField(cookie)}
-<label for="code">Code of the authenticator app</label>
-<input id="code" name="code" autocomplete="one-time-code" inputmode="numeric" required maxlength="${MAX_CODE_LENGTH}"${describedBy(problem?.problem)} autofocus>
-<div class="actions"><button class="main" type="submit">Turn on</button></div>
-</form>`
-  }
+${problemOf(problem)}
+${formTo('/account/second-factor/confirm', cookie, html`<label for="code">Code of the authenticator app</label>
+<input id="code" name="code" autocomplete="one-time-code" inputmode="numeric" required maxlength="${MAX_CODE_LENGTH}"${describedBy(problem)} autofocus>`, 'Turn on')}`, status)
 }
 
 export function recoveryCodesPage (codes: readonly string[]): Page {
@@ -533,44 +450,27 @@ ${codes.map((code) => html`<li><code>${code}</code></li>
   }
 }
 
-export function changePasswordPage (
-  { cookie, user }: SignedIn, { problem, status }: { problem?: string, status: number } = { status: 200 }
-): Page {
-  return {
-    title: 'Change the password',
-    status,
-    body: html`<h1>Change the password</h1>
-<p>You will be signed out everywhere, and applications lose their access until you allow them again.</p>
+export function changePasswordPage ({ cookie, user }: SignedIn, { problem, status }: Partial<Problem> = {}): Page {
+  return titled('Change the password', html`<p>You will be signed out everywhere, and applications lose their access until you allow them again.</p>
 ${problemOf(problem)}
-<form method="post" action="/account/password">
-${formField(cookie)}
-${currentPassword(problem)}
+${formTo('/account/password', cookie, html`${currentPassword(problem)}
 ${newPassword(problem)}
-${user.second_factor_id === null ? '' : codeField(problem)}
-<div class="actions"><button class="main" type="submit">Change</button></div>
-</form>`
-  }
+${user.second_factor_id === null ? '' : codeField(problem)}`, 'Change')}`, status)
 }
 
 export function setPasswordPage (cookie: string, link: string, user: User, problem?: string): Page {
-  return {
-    title: 'Set your password',
-    status: problem === undefined ? 200 : 422,
-    body: html`<h1>Set your password</h1>
-${problemOf(problem)}
-<form method="post" action="/account/set-password/${link}">
-${formField(cookie)}
-${passwordOf(user, problem)}
-<div class="actions"><button class="main" type="submit">Set the password</button></div>
-</form>`
-  }
+  return titled('Set your password', html`${problemOf(problem)}
+${formTo(`/account/set-password/${link}`, cookie, passwordOf(user, problem), 'Set the password')}`, statusOf(problem))
 }
 
 // The fields of a form that sets the password of a user. An invited user also chooses a name.
-const passwordOf = (user: User, problem: string | undefined) => html`<label for="email">E-mail address</label>
-<input id="email" name="username" type="email" autocomplete="username" readonly value="${user.email}">
+const passwordOf = (user: User, problem: string | undefined) => html`${addressOf(user.email)}
 ${user.is_verified ? undefined : ownName(user.name)}
 ${newPassword(problem)}`
+
+// For password managers, which store the password with it.
+const addressOf = (email: string) => html`<label for="email">E-mail address</label>
+<input id="email" name="username" type="email" autocomplete="username" readonly value="${email}">`
 
 const ownName = (name: string) => html`<label for="name">Your name, as others see it</label>
 <input id="name" name="name" autocomplete="name" required maxlength="${NAME_LENGTH}" value="${name}">`
@@ -616,6 +516,8 @@ const organizationsOf = (memberships: readonly Membership[], none: string): Html
 const dayOf = (moment: Date) => moment.toISOString().slice(0, 10)
 const momentOf = (moment: Date) => `${dayOf(moment)} ${moment.toISOString().slice(11, 16)} UTC`
 const timeOf = (moment: Date) => html`<time datetime="${moment.toISOString()}">${momentOf(moment)}</time>`
+
+const statusOf = (problem: string | undefined) => problem === undefined ? 200 : 422
 
 const problemOf = (problem: string | undefined): Html =>
   problem === undefined ? html`` : html`<p id="problem" class="notice" role="alert">${problem}</p>`
