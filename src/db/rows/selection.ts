@@ -4,12 +4,12 @@ import type { Selection } from '../../../schemas/shapes.ts'
 /** The columns by which a list is sorted and filtered. `key` is unique, so that the order of pages is stable. */
 export interface Selectable { name: SQL, created_at: SQL, key: SQL, searched: readonly SQL[] }
 
-/** Columns of a table with slugs, by its alias. */
-export const named = (alias: SQL): Selectable => ({
+/** Columns of a table by its alias. `searched`: default for tables with slugs. */
+export const named = (alias: SQL, searched = ['name', 'slug']): Selectable => ({
   name: sql`${alias}.name`,
   created_at: sql`${alias}.created_at`,
   key: sql`${alias}.id`,
-  searched: [sql`${alias}.name`, sql`${alias}.slug`]
+  searched: searched.map((column) => sql`${alias}.${sql.identifier(column)}`)
 })
 
 /** The list of expressions for ORDER BY. */
@@ -32,11 +32,12 @@ const patternOf = (text: string | undefined): string | undefined =>
   text === undefined ? undefined : isShort(text) ? containing(text) : JSON.stringify(foldedText(text))
 
 /**
- * ` AND …` for each filter of a selection; empty without filters. `pattern` returns the SQL value (usually a parameter)
- * that holds a filter's pattern.
+ * ` AND …` for each filter of a selection; empty without filters. `pattern` returns the SQL value that holds the
+ * pattern of a filter: a parameter of a prepared statement, by default the pattern.
  */
 export function andSelected (
-  selection: Selection, { name, searched }: Selectable, pattern: (filter: 'name' | 'search') => unknown
+  selection: Selection, { name, searched }: Selectable,
+  pattern: (filter: 'name' | 'search') => unknown = (filter) => patternsOf(selection)[filter]
 ): SQL {
   const contains = (column: SQL, filter: 'name' | 'search') => isShort(selection[filter]!)
     ? sql`${column} ~ ${pattern(filter)}::text`

@@ -13,7 +13,7 @@ import { PIECE } from '../../db/callers/expired.ts'
 import { deleteTokensOfMember, type EndingTokens } from '../../db/callers/grants.ts'
 import { members, users } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
-import { andSelected, isFiltered, orderOf, patternsOf } from '../../db/rows/selection.ts'
+import { andSelected, isFiltered, orderOf } from '../../db/rows/selection.ts'
 import { readPage, type NamedPageRequest } from '../../rules/pagination.ts'
 
 const oneOf = (organizationId: string, userId: number) =>
@@ -47,9 +47,7 @@ const SELECTABLE = {
 export async function listMembers (
   db: Db, organizationId: string, page: NamedPageRequest
 ): Promise<{ rows: MemberAttributes[], total: number }> {
-  const patterns = patternsOf(page)
-  const own = sql`${eq(members.organization_id, organizationId)}${
-    andSelected(page, SELECTABLE, (filter) => patterns[filter])}`
+  const own = sql`${eq(members.organization_id, organizationId)}${andSelected(page, SELECTABLE)}`
   const theirs = isFiltered(page) ? sql` JOIN ${users} ON ${eq(users.id, members.user_id)}` : sql``
   const total = sql<number>`(SELECT count(*)::int FROM ${members}${theirs} WHERE ${own})`
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>

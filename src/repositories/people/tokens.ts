@@ -19,7 +19,7 @@ import { authenticRow, matching, queryRows } from '../../db/rows/query.ts'
 import { namesNoLevel } from '../../db/rows/slices.ts'
 import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { api_tokens, environments, former_token_hashes, organization_counters, organizations, projects, targets } from '../../db/tables.ts'
-import { andSelected, orderOf, patternsOf } from '../../db/rows/selection.ts'
+import { andSelected, named, orderOf } from '../../db/rows/selection.ts'
 import { heldFrom, heldPage, readPage, type HeldPage, type NamedPageRequest } from '../../rules/pagination.ts'
 import {
   includesAllAbove, pathOf, restrictionOf, shownRestrictions, type LevelsById, type Slice
@@ -88,12 +88,7 @@ export async function hasMadeInherited (db: Db, { organization_id, id }: Pick<To
   return (await db.select({ id: api_tokens.id }).from(api_tokens).where(made).limit(1)).length > 0
 }
 
-const SELECTABLE = {
-  name: sql`${api_tokens.name}`,
-  created_at: sql`${api_tokens.created_at}`,
-  key: sql`${api_tokens.id}`,
-  searched: [sql`${api_tokens.name}`]
-}
+const SELECTABLE = named(sql`${api_tokens}`, ['name'])
 
 // Stored bytes of restrictions, which are often compressed: those of about 20 tokens with 100 restrictions each.
 const MANY_RESTRICTIONS = 64 * 1024
@@ -129,9 +124,8 @@ function isMatching ({ owner, created_by, ending = false }: TokenFilter): SQL | 
 export async function listTokens (
   db: Db, organizationId: string, slices: readonly Slice[], filter: TokenFilter, page: NamedPageRequest, pace?: Pace
 ): Promise<{ rows: ApiToken[], total: number }> {
-  const patterns = patternsOf(page)
-  const asked = sql`${and(eq(api_tokens.organization_id, organizationId), isMatching(filter))}${
-    andSelected(page, SELECTABLE, (filter) => patterns[filter])}`
+  const its = and(eq(api_tokens.organization_id, organizationId), isMatching(filter))
+  const asked = sql`${its}${andSelected(page, SELECTABLE)}`
   const covered = pace && slices.length > 0 && await findCovered(db, organizationId, slices, asked, pace)
   const isCovered = slices.length === 0
     ? undefined

@@ -6,7 +6,7 @@ import { creatorOf, shownCreator, type Maker } from '../../db/rows/creator.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { isAuthentic, macOf, updateAuthentic, type Db } from '../../db/database.ts'
 import { authenticRow, matching, queryRows } from '../../db/rows/query.ts'
-import { andSelected, orderOf, patternsOf } from '../../db/rows/selection.ts'
+import { andSelected, named, orderOf } from '../../db/rows/selection.ts'
 import { namesNoLevel } from '../../db/rows/slices.ts'
 import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { organization_restores, spent_assertions, workload_rules } from '../../db/tables.ts'
@@ -101,20 +101,13 @@ function toShown (row: RuleRow, levels: LevelsById): ShownRule {
   }
 }
 
-const SELECTABLE = {
-  name: sql`${workload_rules.name}`,
-  created_at: sql`${workload_rules.created_at}`,
-  key: sql`${workload_rules.id}`,
-  searched: [sql`${workload_rules.name}`]
-}
+const SELECTABLE = named(sql`${workload_rules}`, ['name'])
 
 /** A page of the rules within the caller's restrictions, by default newest first. Omits rows with a wrong MAC. */
 export async function listRules (
   db: Db, organizationId: string, slices: readonly Slice[], page: NamedPageRequest
 ): Promise<{ rows: ShownRule[], total: number }> {
-  const patterns = patternsOf(page)
-  const its = sql`${eq(workload_rules.organization_id, organizationId)}${
-    andSelected(page, SELECTABLE, (filter) => patterns[filter])}`
+  const its = sql`${eq(workload_rules.organization_id, organizationId)}${andSelected(page, SELECTABLE)}`
   const found = await db.select(columns).from(workload_rules).where(its)
     .orderBy(orderOf(page, SELECTABLE, desc(workload_rules.id))).limit(MAX_WORKLOADS)
   const all = found.filter((row) => isAuthentic(db, 'workload_rules', row) && coversAll(slices, row.slices ?? []))
