@@ -395,8 +395,6 @@ export const personal_events = authenticated('personal_events', {
   details: jsonb().$type<Record<string, string | number | boolean | null>>()
 }, (table) => [index().on(table.user_id, table.occurred_at, table.id), index().on(table.occurred_at)])
 
-export type PlaceOfInvitation = Omit<StoredSlice, 'except_status'>
-
 /** Open invitations. A row does not reveal whether the e-mail address has an account. */
 export const invitations = authenticated('invitations', {
   organization_id: organizationId(),
@@ -415,7 +413,7 @@ export const invitations = authenticated('invitations', {
   expires_at: moment().notNull(),
   ...exemptCreated(),
   /** The level in which the person gets `place_role`, through a team; null: the person gets only `role`. */
-  place: hidden(later(jsonb().$type<PlaceOfInvitation>())),
+  place: hidden(later(jsonb().$type<Omit<StoredSlice, 'except_status'>>())),
   place_role: later(varchar({ length: 32, enum: ROLES }))
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),

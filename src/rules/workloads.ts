@@ -1,17 +1,9 @@
-import type { Claims, ClaimValue, FailedCheck, JwkSet, Preset } from '../../schemas/workloads.ts'
+import type { Claims, ClaimValue, FailedCheck, Preset, WorkloadAttributes } from '../../schemas/workloads.ts'
 
 /** What an assertion, a token that the platform of a workload signed, must fulfil. */
-export interface AssertionRule {
+export interface AssertionRule extends Pick<WorkloadAttributes,
+  'issuer' | 'jwks' | 'audience' | 'claims' | 'preset' | 'single_use' | 'max_assertion_age'> {
   organization_id: string
-  issuer: string
-  /** The keys of the issuer; null: the service fetches the keys from the issuer. */
-  jwks: JwkSet | null
-  audience: string
-  claims: Claims
-  preset: Preset | null
-  single_use: boolean
-  /** Seconds. */
-  max_assertion_age: number
 }
 
 /** The claims of an assertion by name. */

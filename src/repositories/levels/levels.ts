@@ -12,14 +12,12 @@ import { columnsOf, encryption_keys, environments, keyColumns, projects, secrets
 import { slicesIn, type Place, type Slice } from '../../rules/slices.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
-export interface SecretRow extends Authenticated<'secrets'> {
+export interface SecretRow extends Authenticated<'secrets'>, Pick<typeof secrets.$inferSelect,
+  'version' | 'history_id' | 'version_count'> {
   /** False when the secret is deleted. */
   is_stored: boolean
   /** Null when the secret is deleted, or when the query does not load the content (`FLAGS`). */
   sealed: Buffer | null
-  version: number | null
-  history_id: string
-  version_count: number
   /** The revision of the newest recorded version of the secret; null if the secret has no versions. */
   recorded_revision: number | null
 }

@@ -1,7 +1,6 @@
 import { and, asc, desc, eq, gt, inArray, isNotNull, lte, not, or, sql, type SQL } from 'drizzle-orm'
 import { INVITATION_DAYS, MAX_OPEN_INVITATIONS } from '../../../schemas/invitations.ts'
 import type { Restriction, RestrictionNames } from '../../../schemas/tokens.ts'
-import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, isKeyOf, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
@@ -9,7 +8,7 @@ import { andOwn, findByOrganization } from '../../db/postgres/engine.ts'
 import { authenticRow, matching, queryRows } from '../../db/rows/query.ts'
 import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import {
-  api_tokens, invitation_mails, invitations, oauth_grants, organization_counters, organizations, type PlaceOfInvitation
+  api_tokens, invitation_mails, invitations, oauth_grants, organization_counters, organizations
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
@@ -18,15 +17,8 @@ import { shownRestrictions } from '../../rules/slices.ts'
 /** The person or API token that invites; null stands for the operator. */
 export interface Inviter { type: 'user' | 'api_token', id: number, name: string }
 
-export interface NewInvitation {
-  organization_id: string
-  id: string
-  /** The address as the inviter typed it. */
-  email: string
-  role: Role
-  /** The level in which the person gets `place_role`, through a team; null: the person gets only `role`. */
-  place: PlaceOfInvitation | null
-  place_role: Role | null
+export interface NewInvitation extends Pick<typeof invitations.$inferSelect,
+  'organization_id' | 'id' | 'email' | 'role' | 'place' | 'place_role'> {
   invited_by: Inviter | null
 }
 

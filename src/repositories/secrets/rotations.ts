@@ -1,5 +1,4 @@
 import { and, asc, isNotNull, sql } from 'drizzle-orm'
-import type { VersionAction } from '../../../schemas/versions.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import type { Counter } from '../../db/rows/counter.ts'
 import {
@@ -8,7 +7,7 @@ import {
 import { andOwn } from '../../db/postgres/engine.ts'
 import { credentialOf } from '../../db/rows/author.ts'
 import { matching } from '../../db/rows/query.ts'
-import { secrets } from '../../db/tables.ts'
+import { secrets, type secret_versions } from '../../db/tables.ts'
 import type { Actor } from '../audit/audit.ts'
 import type { KeyState } from '../keys/encryption-keys.ts'
 
@@ -78,15 +77,8 @@ export function takeVersionIds (counter: Counter, versions: number): VersionIds 
   return { first_version, taken_at: counter.at }
 }
 
-export interface NewVersion {
-  id: number
-  document: Secret
-  revision: number
-  sealed: Buffer
-  size_bytes: number
-  action: VersionAction
-  restored_from?: number | null
-}
+export type NewVersion = { document: Secret } &
+  Pick<typeof secret_versions.$inferInsert, 'id' | 'revision' | 'sealed' | 'size_bytes' | 'action' | 'restored_from'>
 
 /**
  * Records versions. Each version becomes the newest of its document, and the last version becomes the newest of the
