@@ -16,9 +16,6 @@ export const moment = () => timestamp({ withTimezone: true, mode: 'date', precis
  */
 export const STATEMENT_TIME = sql`statement_timestamp()`
 
-/** Selects a count. Nested, because Drizzle removes table names from top-level columns if it selects from one table. */
-export const counted = (subquery: SQL) => sql<number>`${subquery}`
-
 /** The new `updated_at`: the current time, or the old value if no column changes, so that the ETag stays the same. */
 export const changedAt = (column: PgColumn, changes: object): SQL =>
   Object.values(changes).some((value) => value !== undefined) ? sql`now()` : sql`${column}`

@@ -6,7 +6,7 @@ import type { Scope } from '../../../schemas/scopes.ts'
 import type { Config } from '../../config.ts'
 import type { Costs } from '../../crypto/costs.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
-import type { Db } from '../../db/database.ts'
+import type { Database } from '../../db/database.ts'
 import type { Outbox } from '../../mail/outbox.ts'
 import type { Actor, AuditEvent, RecordRead } from '../../repositories/audit/audit.ts'
 import type { UserCall } from '../../repositories/people/oauth.ts'
@@ -96,15 +96,7 @@ declare module 'fastify' {
     /** The handler checks the required second factor itself: a member without a second factor may leave. */
     asksForSecondFactor?: true
   }
-  interface FastifyInstance {
-    /** For writes and transactions. */
-    db: Db
-    /** For short reads with a single prepared statement. */
-    reads: Db
-    lists: Db
-    pages: Db
-    /** For transactions whose duration grows with a project, such as rotations. */
-    longTransactions: Db
+  interface FastifyInstance extends Pick<Database, 'db' | 'reads' | 'lists' | 'pages' | 'longTransactions'> {
     /** Records the audit event of a read. The handler must wait until it is recorded before it sends the response. */
     recordRead: RecordRead
     /** Records an event that follows from an error. A crash of the database does not lose the event. */
