@@ -58,9 +58,6 @@ export function makerOf ({ type, id, name, person }: Principal): NonNullable<Mak
   return { type, id, name, person }
 }
 
-/** The actor without address and browser, for events that happen outside of the organization. */
-export const withoutOrigin = (actor: Actor): Actor => ({ ...actor, ip: null, user_agent: null })
-
 /** The origin of a request that events record: request id, address and browser. */
 export function originOf (request: FastifyRequest) {
   return {

@@ -6,7 +6,7 @@ import { recordOfPerson, UNLISTED_ORGANIZATIONS } from '../../changes/late.ts'
 import { endingOf, namesOf, type EndedTokens } from '../../db/callers/grants.ts'
 import type { Db } from '../../db/database.ts'
 import { personalEventOf, recordForPersonAlone, type Details, type Person } from '../../http/guard/personal-events.ts'
-import { personOf, withoutOrigin } from '../../http/routes/actor.ts'
+import { personOf } from '../../http/routes/actor.ts'
 import type { Actor, AuditEvent, RecordedEvent } from '../../repositories/audit/audit.ts'
 import { listOrganizationsIfAvailable, listOrganizationsOf } from '../../repositories/people/members.ts'
 import { createGrant, type RevokedGrants } from '../../repositories/people/oauth.ts'
@@ -41,10 +41,11 @@ export async function recordForUser (
     .filter(({ actor }) => !isOther(actor))
 }
 
-// The user as the actor of an event in each of the user's organizations.
+// The user as the actor of an event in each of the user's organizations, without address and browser.
 const actorsOf = (
   request: FastifyRequest, user: Person, organizations: string[] | undefined
-): Actor[] => (organizations ?? [UNLISTED_ORGANIZATIONS]).map((id) => withoutOrigin(personOf(request, id, user)))
+): Actor[] => (organizations ?? [UNLISTED_ORGANIZATIONS])
+  .map((id) => ({ ...personOf(request, id, user), ip: null, user_agent: null }))
 
 /** Records that a user ended an own API token: for the user and in the organization of the token. */
 export async function recordEndOfToken (

@@ -266,7 +266,8 @@ export interface ActiveRule {
   now: Date
 }
 
-const findRules = batchLoad({
+/** A rule, also if it is disabled. Undefined if it has a wrong MAC, or if its organization is not active. */
+export const findActiveRule = batchLoad({
   keyOf: ({ organizationId, id }: RuleKey) => `${organizationId} ${id}`,
   organizationOf: ({ organizationId }) => organizationId,
   async find (db, batch: RuleKey[], organization_id) {
@@ -284,9 +285,6 @@ const findRules = batchLoad({
     return { rule, organization, restoredAt, now: new Date(row.clock) }
   }
 })
-
-/** A rule, also if it is disabled. Undefined if it has a wrong MAC, or if its organization is not active. */
-export const findActiveRule = async (db: Db, key: RuleKey): Promise<ActiveRule | undefined> => findRules(db, key)
 
 /** The content of a workload's token. `scopes` are indexes in the scopes of this revision of the rule; null: all. */
 export interface WorkloadToken extends RuleKey { revision: number, ends: Date, scopes: readonly number[] | null }
@@ -310,7 +308,7 @@ export function readWorkloadToken (db: Db, token: string): WorkloadToken | undef
 export async function findWorkloadPrincipal (
   db: Db, { organizationId, id, revision, ends, scopes }: WorkloadToken
 ): Promise<Principal | undefined> {
-  const found = await findRules(db, { organizationId, id })
+  const found = await findActiveRule(db, { organizationId, id })
   if (found === undefined) return undefined
   const { rule, organization, now } = found
   if (!rule.enabled || rule.revision !== revision || ends <= now) return undefined
