@@ -1237,14 +1237,8 @@ t.test('a page opens with at most three requests of the API; 1,000 names and 10 
       await isCompact(t, page, path)
     }
   }
-  const times: number[] = []
-  for (let i = 0; i < 3; i++) {
-    const start = Date.now()
-    await page.goto(`${url}/console/nimbus/shop`)
-    await page.getByRole('rowheader', { name: 'NAME_0000' }).waitFor()
-    times.push(Date.now() - start)
-  }
-  t.comment(`first view of 1,000 names in 10 levels after ${times.join(', ')} ms`)
+  await page.goto(`${url}/console/nimbus/shop`)
+  await page.getByRole('rowheader', { name: 'NAME_0000' }).waitFor()
   t.ok(await page.locator('.matrix tbody tr').count() < 60, 'only rows in sight are in the page')
   t.equal(await page.locator('.matrix table').getAttribute('aria-rowcount'), '1001')
   await page.locator('.matrix').evaluate((region: unknown) => (region as { scrollTo (x: number, y: number): void }).scrollTo(0, 1_000_000))
