@@ -52,7 +52,10 @@ export const MAX_GRANTS = 100
 export const STATE_LENGTH = 4096
 export const REDIRECT_LENGTH = 2048
 
-/** The schema of OAuth errors with a status: RFC 6749, 5.2, and `message`, which all errors of this API have. */
+/**
+ * The schema of OAuth errors with a status: RFC 6749, 5.2, and `message`, which all errors of this API have. Errors of
+ * a request that the API cannot read also have its `details`.
+ */
 export function OAuthErrorBody (status: number) {
   // 401 is only for clients that use HTTP Basic authentication.
   const codes = status === 401
@@ -61,7 +64,12 @@ export function OAuthErrorBody (status: number) {
   const [first] = codes
   if (first === undefined) throw new Error(`no OAuth error has the status ${status}`)
   const { description } = OAUTH_ERRORS[first]
-  return Type.Object({ error: OneOf(codes), error_description: Type.String(), message: Type.String() }, {
+  const details = Type.Optional(Type.Object({}, {
+    additionalProperties: true, description: 'what is wrong in a body or query that cannot be read: `line`, `column`, `fields`'
+  }))
+  return Type.Object({
+    error: OneOf(codes), error_description: Type.String(), message: Type.String(), ...status === 400 && { details }
+  }, {
     title: `OAuthError_${status}`,
     'x-response-description': codes.join(', '),
     examples: [{ error: first, error_description: description, message: `${description}.` }]

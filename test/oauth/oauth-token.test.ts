@@ -2,6 +2,7 @@
 import net from 'node:net'
 import { once } from 'node:events'
 import t, { type Test } from 'tap'
+import { OAuthErrorBody } from '../../schemas/oauth.ts'
 import type { Scope } from '../../schemas/scopes.ts'
 import { switchClient } from '../../src/commands/people/clients.ts'
 import { hashToken, mintCredential, mintSecret } from '../../src/crypto/bearer.ts'
@@ -12,6 +13,7 @@ import { createSession } from '../../src/repositories/people/sessions.ts'
 import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createPasswordLink, changePassword, endEverything, findUser, setDisabled } from '../../src/repositories/people/users.ts'
 import { earlier, startApp, startIsolatedApp, type TestApp } from '../helpers/app.ts'
+import { createValidator } from '../helpers/contract.ts'
 import { byTurns, LONG } from '../helpers/long.ts'
 import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, type Person } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
@@ -114,8 +116,12 @@ function inBoth (name: string, test: (t: Test, as: Encoding) => Promise<unknown>
 
 type Answered = Awaited<ReturnType<typeof post>>
 /** Asserts a complete error response (RFC 6749, 5.2). */
+// Fields that the document does not have are errors.
+const validate = createValidator({})
+
 function refused (t: Test, answer: Answered, error: string, what = error, status = 400) {
   t.strictSame([answer.status, answer.body?.error], [status, error], `${what}: ${answer.status} ${answer.text}`)
+  t.strictSame(validate(OAuthErrorBody(status), answer.body), [], what)
   t.match(answer.body?.error_description, /^[\x20-\x21\x23-\x5b\x5d-\x7e]+$/)
   t.equal(answer.headers.get('content-type')?.split(';')[0], 'application/json')
   t.equal(answer.headers.get('cache-control'), 'no-store')
