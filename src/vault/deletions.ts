@@ -29,10 +29,10 @@ export async function deleteLevel (
   await lockCounter()
   await deleteRow(removed)
   await removeSome(db, organizationId)
-  const tokens = await lockTokensOfNothing(db, organizationId, PIECE)
+  const tokens = await lockTokensOfNothing(db, organizationId, PIECE, below)
   const teams = projectId === undefined ? [] : await listTeamsOfNothing(db, organizationId, projectId)
   await deleteTokens(db, organizationId, tokens)
-  const rules = await deleteRulesOfNothing(db, organizationId)
+  const rules = await deleteRulesOfNothing(db, organizationId, below)
   if (projectId !== undefined) await deleteTeamsOfProject(db, organizationId, projectId, teams)
   // If more tokens are left, a background job deletes them. They give no access, because their levels are deleted.
   if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(organizationId))

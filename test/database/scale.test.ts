@@ -16,7 +16,9 @@ import {
   LEFT_BEHIND, purgeHistories
 } from '../../src/repositories/operations/cleanup.ts'
 import { findDocuments } from '../../src/repositories/secrets/rotations.ts'
-import { deleteTokens } from '../../src/repositories/people/tokens.ts'
+import { listTeamsOfNothing } from '../../src/repositories/people/teams.ts'
+import { deleteTokens, lockTokensOfNothing } from '../../src/repositories/people/tokens.ts'
+import { deleteRulesOfNothing } from '../../src/repositories/people/workloads.ts'
 import { makeLevel, startIsolatedApp, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
@@ -632,4 +634,54 @@ t.test('an operation on very many rows of a tenant reads each a few times, even 
     // The work finds each row once or twice, and checks its references.
     t.ok(most <= 10 * MANY, `${what}: ${most}`)
   }
+})
+
+t.test('a deletion looks up each restriction of tokens, rules and teams once, not all levels for each', onServer, async (t) => {
+  const { organization, call } = await service.organization()
+  await makeLevel({ organization, call } as Caller, { slug: 'cut' })
+  const [{ id: project }] = await service.sql(`SELECT id FROM projects WHERE organization_id = '${organization}'`) as
+    unknown as [{ id: string }]
+  const LEVELS = 2_000
+  const RESTRICTED = 300
+  const id = (n: number | string) => `lpad('L' || ${n}, 26, '0')`
+  const target = (n: number) => `L${n}`.padStart(26, '0')
+  await service.sql(`INSERT INTO targets (organization_id, id, project_id, name, slug)
+    SELECT '${organization}', ${id('n')}, '${project}', 'T', 'l-' || n FROM generate_series(1, ${LEVELS}) n`)
+  // The last ones have a second restriction, to a level that stays.
+  const slice = (n: string) => `jsonb_build_object('project_id', '${project}', 'target_id', ${n}, 'environment_id', null)`
+  const slices = `CASE WHEN n < ${RESTRICTED} THEN jsonb_build_array(${slice(id('n'))})
+    ELSE jsonb_build_array(${slice(id('1'))}, ${slice(id('n'))}) END`
+  await service.sql(`INSERT INTO api_tokens (organization_id, id, name, token_hash, token_prefix, token_suffix, abilities, slices)
+    OVERRIDING SYSTEM VALUE
+    SELECT '${organization}', 900000 + n, 'T', sha256(('cut' || n)::bytea), '', '', '{}', ${slices}
+    FROM generate_series(1, ${RESTRICTED + 5}) n`)
+  await service.sql('VACUUM ANALYZE')
+  const work: Record<string, (db: Db) => Promise<unknown>> = {
+    tokens: async (db) => lockTokensOfNothing(db, organization, LEVELS, { target_id: target(1) }),
+    'all tokens': async (db) => lockTokensOfNothing(db, organization, LEVELS),
+    rules: async (db) => deleteRulesOfNothing(db, organization, { target_id: target(1) }),
+    teams: async (db) => listTeamsOfNothing(db, organization, project)
+  }
+  const targetsRead = async (db: Db) => {
+    const [row] = await beside(async () => db.execute(sql`
+      SELECT sum(pg_stat_get_xact_tuples_returned(oid) + pg_stat_get_xact_tuples_fetched(oid))::int AS read FROM pg_class
+      WHERE oid = 'targets'::regclass OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'targets'::regclass)
+    `)) as unknown as { read: number }[]
+    return row!.read
+  }
+  for (const [what, run] of Object.entries(work)) {
+    const read = await transaction(database.db, async (db) => {
+      const before = await targetsRead(db)
+      await run(db)
+      return await targetsRead(db) - before
+    })
+    t.ok(read <= 3 * RESTRICTED, `${what}: ${read}`)
+  }
+  await service.sql(`DELETE FROM targets WHERE organization_id = '${organization}' AND id = '${target(1)}'`)
+  const gone = (deleted?: { target_id: string } | { project_id: string }) =>
+    transaction(database.db, async (db) => lockTokensOfNothing(db, organization, LEVELS, deleted))
+  t.strictSame(await gone({ target_id: target(1) }), [900_001], 'those with another restriction stay')
+  t.strictSame(await gone({ project_id: project }), [900_001])
+  t.strictSame(await gone({ target_id: target(2) }), [])
+  t.strictSame(await gone(), [900_001])
 })

@@ -1,22 +1,27 @@
 import { sql, type SQL } from 'drizzle-orm'
 import { ownOf } from '../postgres/engine.ts'
+import type { StoredSlice } from '../tables.ts'
 
 /**
  * An SQL condition on a row `t` with `organization_id` and `slices`: the row has restrictions, and all its restrictions
  * refer to deleted levels. Does not verify MACs, so that a manipulated row does not block a deletion.
+ *
+ * @param deleted the id of the level that is being deleted: looks only at rows with a restriction to it or below it
  */
-export function namesNoLevel (organizationId: string): SQL {
+export function namesNoLevel (organizationId: string, deleted?: Readonly<Record<string, string>>): SQL {
   const own = ownOf(organizationId)
-  return sql`jsonb_typeof(t.slices) = 'array'
+  const names = deleted === undefined ? sql`` : sql` AND t.slices @> ${JSON.stringify([deleted])}::jsonb`
+  // `OFFSET 0` makes one look-up for each restriction. Otherwise PostgreSQL reads all levels for each row.
+  const isThere = (table: string, column: keyof StoredSlice) => sql`EXISTS (SELECT FROM ${sql.raw(table)} l
+          WHERE l.organization_id = t.organization_id AND l.id = (slice->>${sql.raw(`'${column}'`)})::char(26)${
+            own(sql`l`)} OFFSET 0)`
+  return sql`jsonb_typeof(t.slices) = 'array'${names}
       AND NOT EXISTS (
       SELECT FROM jsonb_array_elements(CASE WHEN jsonb_typeof(t.slices) = 'array' THEN t.slices END) AS slice
       WHERE CASE
-        WHEN slice->>'environment_id' IS NOT NULL THEN EXISTS (SELECT FROM environments e
-          WHERE e.organization_id = t.organization_id AND e.id = (slice->>'environment_id')::char(26)${own(sql`e`)})
-        WHEN slice->>'target_id' IS NOT NULL THEN EXISTS (SELECT FROM targets g
-          WHERE g.organization_id = t.organization_id AND g.id = (slice->>'target_id')::char(26)${own(sql`g`)})
-        ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id
-          AND p.id = (slice->>'project_id')::char(26)${own(sql`p`)})
+        WHEN slice->>'environment_id' IS NOT NULL THEN ${isThere('environments', 'environment_id')}
+        WHEN slice->>'target_id' IS NOT NULL THEN ${isThere('targets', 'target_id')}
+        ELSE ${isThere('projects', 'project_id')}
       END)`
 }
 

@@ -415,9 +415,11 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
  * tokens: without their restrictions, they would be valid for the whole organization. Does not verify MACs, so that a
  * manipulated row does not block the deletion of a level.
  */
-export async function lockTokensOfNothing (db: Db, organizationId: string, limit: number): Promise<number[]> {
+export async function lockTokensOfNothing (
+  db: Db, organizationId: string, limit: number, deleted?: Parameters<typeof namesNoLevel>[1]
+): Promise<number[]> {
   const rows = await queryRows<{ id: string }>(db, sql`
-    SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND ${namesNoLevel(organizationId)}
+    SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND ${namesNoLevel(organizationId, deleted)}
     ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t`)
   return rows.map(({ id }) => Number(id))
 }

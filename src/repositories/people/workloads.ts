@@ -57,9 +57,11 @@ export async function deleteRule (db: Db, organizationId: string, id: number): P
 }
 
 /** Deletes the rules whose restrictions all name deleted levels, as with API tokens. Returns the ids. */
-export async function deleteRulesOfNothing (db: Db, organizationId: string): Promise<number[]> {
+export async function deleteRulesOfNothing (
+  db: Db, organizationId: string, deleted: Parameters<typeof namesNoLevel>[1]
+): Promise<number[]> {
   const gone = await queryRows<{ id: string }>(db, sql`
-    DELETE FROM workload_rules t WHERE t.organization_id = ${organizationId} AND ${namesNoLevel(organizationId)}
+    DELETE FROM workload_rules t WHERE t.organization_id = ${organizationId} AND ${namesNoLevel(organizationId, deleted)}
     RETURNING t.id`)
   return gone.map(({ id }) => Number(id)).sort((a, b) => a - b)
 }
