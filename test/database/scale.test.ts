@@ -282,13 +282,15 @@ t.test('the filters of audit events by level read only the events of the level',
   const MANY = 12_000
   // A third of the events has no level, a third is of one project, and the others are of 100 projects, targets and
   // environments.
-  await service.sql(`INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id,
-      resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac)
-    SELECT '${organization}', 1000 + n, '2026-01-01T00:00:00Z'::timestamptz + n * interval '1 second',
-      CASE WHEN n % 2 = 0 THEN 'secret.store' ELSE 'secret.decrypt' END, 'user', 1 + n % 3 / 2, 'secret', 'S' || p,
-      null, null, null, CASE WHEN n % 3 = 0 THEN '{"n":1}'::jsonb ELSE jsonb_build_object('project_id', ${idIn('P', 'p')},
-        'target_id', ${idIn('T', 'p')}, 'environment_id', ${idIn('E', 'p')}) END, 'none', 'none'::bytea
-    FROM (SELECT n, CASE WHEN n % 3 = 1 THEN 0 ELSE 1 + n / 3 % 100 END AS p FROM generate_series(1, ${MANY}) n) AS its`)
+  for (let part = 0; part < MANY; part += 1_000) {
+    await service.sql(`INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id,
+        resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac)
+      SELECT '${organization}', 1000 + n, '2026-01-01T00:00:00Z'::timestamptz + n * interval '1 second',
+        CASE WHEN n % 2 = 0 THEN 'secret.store' ELSE 'secret.decrypt' END, 'user', 1 + n % 3 / 2, 'secret', 'S' || p,
+        null, null, null, CASE WHEN n % 3 = 0 THEN '{"n":1}'::jsonb ELSE jsonb_build_object('project_id', ${idIn('P', 'p')},
+          'target_id', ${idIn('T', 'p')}, 'environment_id', ${idIn('E', 'p')}) END, 'none', 'none'::bytea
+      FROM (SELECT n, CASE WHEN n % 3 = 1 THEN 0 ELSE 1 + n / 3 % 100 END AS p FROM generate_series(1 + ${part}, ${part + 1_000}) n) AS its`)
+  }
   await service.sql('VACUUM ANALYZE')
   const [large, small] = [MANY / 3, MANY / 300]
   const queries: [query: string, matches: number][] = [
@@ -314,12 +316,14 @@ t.test('a deep page of filtered events reads the events up to the page, of all a
   const { organization, call } = await service.organization()
   const project = '01JQZ6V9T4M8N2K7R5W3X1P000'
   const OF_ACTION = 100
-  await service.sql(`INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id,
-      resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac)
-    SELECT '${organization}', 1000 + n, '2026-01-01T00:00:00Z'::timestamptz + n * interval '1 second',
-      ('{${EVENTS.join()}}'::text[])[1 + n % ${EVENTS.length}], 'user', 1, 'project', '${project}', null, null, null,
-      '{"project_id": "${project}"}'::jsonb, 'none', 'none'::bytea
-    FROM generate_series(1, ${EVENTS.length * OF_ACTION}) n`)
+  for (let part = 0; part < OF_ACTION; part += 10) {
+    await service.sql(`INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id,
+        resource_type, resource_id, request_id, ip, user_agent, details, chain_kid, mac)
+      SELECT '${organization}', 1000 + n, '2026-01-01T00:00:00Z'::timestamptz + n * interval '1 second',
+        ('{${EVENTS.join()}}'::text[])[1 + n % ${EVENTS.length}], 'user', 1, 'project', '${project}', null, null, null,
+        '{"project_id": "${project}"}'::jsonb, 'none', 'none'::bytea
+      FROM generate_series(1 + ${part * EVENTS.length}, ${(part + 10) * EVENTS.length}) n`)
+  }
   await service.sql('VACUUM ANALYZE')
   const matches = EVENTS.length * OF_ACTION
   const page = OF_ACTION / PER_PAGE
