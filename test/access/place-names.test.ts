@@ -1,4 +1,5 @@
 // runs: one database, embedded
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { startApp, type Caller } from '../helpers/app.ts'
 import { MAX_SHOWN_NAMES } from '../../schemas/tokens.ts'
@@ -132,6 +133,55 @@ t.test('the names beside restrictions have a bound in each response, and restric
   for (const { id } of tokens.filter(({ restrictions }) => restrictions.length > 0)) {
     const single = (await call('GET', `/organizations/${o}/api-keys/${id}`)).body.data
     t.strictSame(single.restriction_names, parts.map(namesOf), 'each token by itself has all names')
+  }
+})
+
+t.test('many levels of restrictions are looked up in steps, without their descriptions', async (t) => {
+  const { o, call, made } = await nimbus()
+  await service.write(`INSERT INTO environments (id, organization_id, project_id, target_id, name, slug, status,
+      is_production)
+    SELECT lpad(n::text, 10, '0') || right(t.id, 16), t.organization_id, t.project_id, t.id, 'E' || n, 'e-' || n,
+      'development', false
+    FROM targets t CROSS JOIN generate_series(1000, 2199) n WHERE t.organization_id = '${o}'`)
+  // Twelve tokens and rules, with a hundred environments each.
+  const slices = `(SELECT jsonb_agg(jsonb_build_object(
+      'project_id', e.project_id, 'target_id', e.target_id, 'environment_id', e.id) ORDER BY e.slug)
+    FROM environments e WHERE e.organization_id = '${o}' AND e.slug LIKE 'e-' || n || '%')`
+  const restrictions = [{ project: 'shop' }]
+  const token = { name: 'Limited', abilities: ['secret:read'], restrictions }
+  t.equal((await call('POST', `/organizations/${o}/api-keys`, token)).status, 201)
+  await service.write(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities,
+      slices, created_at)
+    SELECT organization_id, name, sha256(token_hash || n::text::bytea), token_prefix, token_suffix, abilities, ${slices},
+      created_at + n * interval '1 minute'
+    FROM api_tokens, generate_series(10, 21) n WHERE organization_id = '${o}' AND name = 'Limited'`)
+  await made(`/organizations/${o}/workloads`, {
+    name: 'Limited', issuer: 'https://issuer.example', claims: { sub: 'deploy' }, scopes: ['secret:read'], restrictions
+  })
+  await service.write(`INSERT INTO workload_rules (organization_id, id, name, enabled, issuer, audience, claims, scopes,
+      slices, lifetime, single_use, max_assertion_age, revision, created_at)
+    SELECT organization_id, id + n, name, enabled, issuer, audience, claims, scopes, ${slices}, lifetime, single_use,
+      max_assertion_age, revision, created_at + n * interval '1 minute'
+    FROM workload_rules, generate_series(10, 21) n WHERE organization_id = '${o}'`)
+  const lists = Array.from({ length: 12 }, (_, list) =>
+    Array.from({ length: 100 }, (_, i) => ({ ...TARGET, environment: `e-${1000 + 100 * list + i}` })))
+  const sent: string[] = []
+  const onStatement = (message: unknown) => {
+    const { phase, text } = message as { phase: string, text: unknown }
+    if (phase === 'before' && String(text).includes("'environments' AS name")) sent.push(String(text))
+  }
+  subscribe('strongroom:statement', onStatement)
+  t.teardown(() => unsubscribe('strongroom:statement', onStatement))
+  for (const [path, partsOfOne] of [
+    [`/organizations/${o}/api-keys?sort=created_at`, (one: Parts) => one.restrictions],
+    [`/organizations/${o}/workloads?sort=created_at`, (one: { attributes: Parts }) => one.attributes.restrictions]
+  ] as const) {
+    sent.length = 0
+    const { body } = await call('GET', path)
+    const shown = (body.data as never[]).map(partsOfOne).filter((parts) => parts.length > 0)
+    t.strictSame(shown, [restrictions, ...lists], 'all restrictions, in their order')
+    t.equal(sent.length, 3, `${path}: 1,202 levels in steps of 500`)
+    t.notOk(sent.some((text) => /description|to_jsonb\(l\)|\*/.test(text)))
   }
 })
 

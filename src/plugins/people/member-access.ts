@@ -61,7 +61,7 @@ async function accessOf (
   const { rows, total } = await listProjectsOfTeams(db, { organization_id, user_id }, page)
   const roles = await Promise.all(rows.map(({ id }) => findTeamRoles(db, { organization_id, user_id, id })))
   const all = roles.flat()
-  const slugs = await findSlugs(db, organization_id, idsOf(all.flatMap(({ slices }) => slices ?? [])))
+  const slugs = await findSlugs(db, organization_id, idsOf(all.flatMap(({ slices }) => slices ?? [])), pace)
   const teams = await findTeamNames(db, organization_id, [...new Set(all.map(({ team_id }) => team_id))])
   const projects: ProjectAccess[] = []
   for (const [i, project] of rows.entries()) {

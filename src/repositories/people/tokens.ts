@@ -478,7 +478,7 @@ export type LockedToken = TokenRow & { is_live: boolean }
 async function withRestrictions (
   db: Db, organizationId: string, rows: readonly TokenRow[], pace?: Pace
 ): Promise<ApiToken[]> {
-  const slugs = await findSlugs(db, organizationId, idsOf(rows.flatMap((row) => row.slices ?? [])))
+  const slugs = await findSlugs(db, organizationId, idsOf(rows.flatMap((row) => row.slices ?? [])), pace)
   const shown: ApiToken[] = []
   for (const some of piecesOf(rows)) {
     const began = performance.now()
