@@ -1,13 +1,11 @@
 // runs: one database; 30 s
 import { createHash } from 'node:crypto'
 import { crc32 } from 'node:zlib'
-import type { FastifyRequest } from 'fastify'
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
 import { TOKEN_PATTERN, mintApiToken } from '../../src/crypto/bearer.ts'
 import { connect, type Database } from '../../src/db/database.ts'
-import { inTurn } from '../../src/http/guard/turns.ts'
 import { listTokens } from '../../src/repositories/people/tokens.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
 import { coversAll, type Slice } from '../../src/rules/slices.ts'
@@ -15,6 +13,7 @@ import { openRows } from '../../src/jobs/violations.ts'
 import { freshDatabase, makeLevel, startIsolatedApp, type Answer, type Caller } from '../helpers/app.ts'
 import { LONG, sample } from '../helpers/long.ts'
 import { issuePair, makePerson, type Person } from '../helpers/people.ts'
+import { waitsForTurn } from '../helpers/turns.ts'
 import { until } from '../helpers/until.ts'
 import { visitor } from '../helpers/visitor.ts'
 
@@ -674,23 +673,7 @@ t.test('a list of all tokens with many restrictions has the rows of its pages, a
     restrictions.push({ project: 'orbit', target: body.data.attributes.slug })
   }
   const list = (query = '', caller = owner) => caller.call('GET', `${keysOf(owner)}${query}`)
-  const isHeld = async (query = '', caller = owner) => {
-    let release = () => {}
-    const other = { principal: { organization: { id: o }, type: 'user', id: 0 }, server: { authorizeAgain: async () => {} } }
-    const held = inTurn(other as unknown as FastifyRequest, () => new Promise<void>((resolve) => { release = resolve }))
-    let isAnswered = false
-    const asked = list(query, caller).then((answer) => {
-      isAnswered = true
-      return answer
-    })
-    // Sends as many sequential requests as a list could need.
-    for (let i = 0; i < 5; i++) await list('?per_page=100')
-    const isWaiting = !isAnswered
-    release()
-    await held
-    t.equal((await asked).status, 200)
-    return isWaiting
-  }
+  const isHeld = (query = '', caller = owner) => waitsForTurn(owner, () => list(query, caller))
   t.notOk(await isHeld(), 'few tokens do not wait')
   const { id } = (await create(owner, { abilities: ['secret:read'], restrictions })).body.api_key
   await service.write(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities, slices)

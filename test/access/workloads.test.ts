@@ -1,5 +1,5 @@
 // runs: one database; 20 s
-import { createPublicKey, generateKeyPairSync } from 'node:crypto'
+import { createPublicKey, generateKeyPairSync, randomBytes } from 'node:crypto'
 import t, { type Test } from 'tap'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { CLAIM_LIMITS, FAILED_CHECKS, MAX_WORKLOADS, PRESETS, WORKLOAD_SCOPES } from '../../schemas/workloads.ts'
@@ -9,6 +9,7 @@ import { PRESET_RULES } from '../../src/rules/workload-presets.ts'
 import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
+import { waitsForTurn } from '../helpers/turns.ts'
 
 const service = await startApp(t)
 
@@ -287,6 +288,35 @@ t.test('a rule has at most 16 KiB of claims and 32 KiB of keys, so that a list o
     refused(t, await create(owner, body), member, `create ${member}`)
     refused(t, await owner.call('PATCH', path, body), member, `change ${member}`)
   }
+})
+
+t.test('a list of large rules waits for its turn, also one page of it, and has what each rule has alone', async (t) => {
+  const owner = await service.organization()
+  const { organization: o, call } = owner
+  await call('POST', `/${o}/projects`, { name: 'Orbit', slug: 'orbit' })
+  const path = `/organizations/${o}/workloads`
+  const make = async (name: string) => {
+    const claims = Object.fromEntries(Array.from({ length: 14 }, (_, i) =>
+      [`claim-${i}`, randomBytes(500).toString('hex')]))
+    const { status, body } = await call('POST', path, {
+      name, issuer: 'https://issuer.example', claims, scopes: ['secret:read'], restrictions: [{ project: 'orbit' }]
+    })
+    t.equal(status, 201)
+    return body.data as { id: string }
+  }
+  const waits = (query: string) => waitsForTurn(owner, () => call('GET', path + query))
+  await make('Single')
+  t.strictSame([await waits(''), await waits('?per_page=100')], [false, false], 'a small one does not wait')
+  const made: { id: string }[] = []
+  for (const name of ['A', 'B', 'C', 'D', 'E', 'F', 'G', 'H', 'I', 'J']) made.push(await make(name))
+  t.strictSame([await waits(''), await waits('?per_page=1')], [true, true], 'a large one waits')
+  const listed = await call('GET', `${path}?sort=name`)
+  t.equal(listed.headers['content-type'], 'application/json; charset=utf-8')
+  const alone: unknown[] = []
+  for (const { id } of made) alone.push((await call('GET', `${path}/${id}`)).body.data)
+  t.strictSame(listed.body.data.slice(0, -1), alone)
+  const paged = await call('GET', `${path}?sort=name&per_page=3&page=2`)
+  t.strictSame([paged.body.data, paged.body.meta.total], [alone.slice(3, 6), made.length + 1])
 })
 
 t.test('nothing in a rule goes beyond its creator: scopes and restrictions', async (t) => {

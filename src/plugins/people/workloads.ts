@@ -2,19 +2,21 @@ import type { FastifyRequest } from 'fastify'
 import { canonicalAbilities, canonicalList, type Scope } from '../../../schemas/scopes.ts'
 import { NamedListQuery, NoContent } from '../../../schemas/shapes.ts'
 import {
-  CreateWorkloadBody, MAX_WORKLOADS, TestedWorkload, TestWorkloadBody, UpdateWorkloadBody, Workload, WorkloadAnswer,
-  WorkloadParams, WORKLOAD_SCOPES, type FailedCheck
+  CLAIM_LIMITS, CreateWorkloadBody, JWKS_BYTES, MAX_WORKLOADS, TestedWorkload, TestWorkloadBody, UpdateWorkloadBody,
+  Workload, WorkloadAnswer, WorkloadParams, WORKLOAD_SCOPES, type FailedCheck
 } from '../../../schemas/workloads.ts'
 import { change } from '../../changes/change.ts'
 import { readNow, type Db } from '../../db/database.ts'
 import { refuseWider, requireRestriction, resolveRestrictions, restrictionsIn } from '../../http/guard/authority.ts'
+import { inTurn, type Turn } from '../../http/guard/turns.ts'
 import { actorOf, makerOf, principalOf } from '../../http/routes/actor.ts'
 import { requireCurrent } from '../../http/repeats/etags.ts'
+import { writeIfLarge } from '../../http/responses/large-responses.ts'
 import type { Domain, Rule } from '../../http/routes/types.ts'
 import { eventOf } from '../../repositories/audit/audit.ts'
 import {
-  countRules, createRule, deleteRule, findRestore, findRule, findRuleSlices, isSpent, listRules, showRule, updateRule,
-  type RuleRow, type ShownRule
+  areRulesLarge, countRules, createRule, deleteRule, findRestore, findRule, findRuleSlices, isSpent, listRules,
+  showRule, updateRule, type RuleRow, type ShownRule
 } from '../../repositories/people/workloads.ts'
 import { fail, refuse } from '../../rules/api-error.ts'
 import { parseId } from '../../rules/formats/ids.ts'
@@ -29,6 +31,9 @@ import { verifyAssertion } from '../../workloads/assertions.ts'
 import { inheritedWarning } from '../../vault/documents/open-documents.ts'
 
 const toItem = ({ id, attributes }: ShownRule) => ({ type: 'workloads' as const, id: String(id), attributes })
+
+/** Characters of a rule at its limits, without its restrictions. */
+const LARGEST_RULE = CLAIM_LIMITS.bytes + JWKS_BYTES
 
 async function findItem (db: Db, organizationId: string, id: string) {
   const rule = await findRule(db, organizationId, Number(id))
@@ -46,10 +51,16 @@ export const workloads: Domain = async (app) => {
       querystring: NamedListQuery,
       response: { 200: Workload.list }
     },
-    handler: async (request) => answerPage(request.query, toItem, (page) => {
-      const { organization, slices } = principalOf(request)
-      return listRules(app.lists, organization.id, slices, page)
-    })
+    handler: async (request, reply) => {
+      const list = (pace?: Turn['pace']) => answerPage(request.query, toItem, (page) => {
+        const { organization, slices } = principalOf(request)
+        return listRules(app.lists, organization.id, slices, page, pace)
+      })
+      if (!await areRulesLarge(app.lists, principalOf(request).organization.id)) return list()
+      const answer = await inTurn(request, ({ pace }) => list(pace))
+      reply.type('application/json; charset=utf-8').serializer(JSON.stringify)
+      return reply.send(await writeIfLarge(answer, answer.data.length * LARGEST_RULE) as typeof answer)
+    }
   })
 
   app.post('/organizations/:organization/workloads', {

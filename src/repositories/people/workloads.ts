@@ -105,17 +105,44 @@ function toShown (row: RuleRow, levels: LevelsById): ShownRule {
 
 const SELECTABLE = named(sql`${workload_rules}`, ['name'])
 
-/** A page of the rules within the caller's restrictions, by default newest first. Omits rows with a wrong MAC. */
+// Stored bytes of claims, keys and restrictions, which are often compressed: those of a few rules at their limits.
+const MANY = 64 * 1024
+
+/** Whether the rules of an organization are so large that a list of them takes long. */
+export async function areRulesLarge (db: Db, organizationId: string): Promise<boolean> {
+  const { jwks, claims, slices } = columns
+  const sizes = [jwks, claims, slices].map((column) => sql`coalesce(pg_column_size(${column}), 0)`)
+  const [row] = await db.select({ bytes: sql<number>`coalesce(sum(${sql.join(sizes, sql` + `)}), 0)::int` })
+    .from(workload_rules).where(eq(workload_rules.organization_id, organizationId))
+  return row!.bytes > MANY
+}
+
+/**
+ * A page of the rules within the caller's restrictions, by default newest first. Omits rows with a wrong MAC. With
+ * `pace`, works in steps, and calls it after each of them with its begin (`performance.now`).
+ */
 export async function listRules (
-  db: Db, organizationId: string, slices: readonly Slice[], page: NamedPageRequest
+  db: Db, organizationId: string, slices: readonly Slice[], page: NamedPageRequest,
+  pace?: (began: number) => Promise<void>
 ): Promise<{ rows: ShownRule[], total: number }> {
   const its = sql`${eq(workload_rules.organization_id, organizationId)}${andSelected(page, SELECTABLE)}`
   const found = await db.select(columns).from(workload_rules).where(its)
     .orderBy(orderOf(page, SELECTABLE, desc(workload_rules.id))).limit(MAX_WORKLOADS)
-  const all = found.filter((row) => isAuthentic(db, 'workload_rules', row) && coversAll(slices, row.slices ?? []))
+  const all: RuleRow[] = []
+  for (const row of found) {
+    const began = performance.now()
+    if (isAuthentic(db, 'workload_rules', row) && coversAll(slices, row.slices ?? [])) all.push(row)
+    await pace?.(began)
+  }
   const rows = all.slice(offsetOf(page), offsetOf(page) + page.per_page)
-  const slugs = await findSlugs(db, organizationId, idsOf(rows.flatMap((row) => row.slices ?? [])))
-  return { rows: rows.map((row) => toShown(row, slugs)), total: all.length }
+  const slugs = await findSlugs(db, organizationId, idsOf(rows.flatMap((row) => row.slices ?? [])), pace)
+  const shown: ShownRule[] = []
+  for (const row of rows) {
+    const began = performance.now()
+    shown.push(toShown(row, slugs))
+    await pace?.(began)
+  }
+  return { rows: shown, total: all.length }
 }
 
 /** The ids of the rules that a person created, also through a token. */
