@@ -23,6 +23,11 @@ export interface Shape {
   /** Environments per target. */
   environments: number
   versions: number
+  /** The names of the levels; default: their slugs. */
+  nameOf?: (slug: string) => string
+  format?: 'env' | 'json' | 'yaml'
+  /** The document of a level, by its number in the order project, targets, environments; default: a small one. */
+  documentOf?: (level: number) => string
 }
 
 export const levelsOf = ({ targets, environments }: Shape): number => 1 + targets * (1 + environments)
@@ -31,6 +36,8 @@ export const levelsOf = ({ targets, environments }: Shape): number => 1 + target
 const ITERATIONS = 1000
 // Rows per statement, which are some megabytes of JSON.
 const TOGETHER = 5000
+// Characters of documents per statement.
+const MAX_BATCH = 32 * 1024 * 1024
 const DOCUMENT = 'SETTING=filled'
 
 interface Level {
@@ -48,50 +55,53 @@ export async function makeProject (
   const project_id = ulid()
   const keyId = { organization_id: organization.id, project_id, version: 1 }
   const key = await makeServerKey(keyring, keyId, undefined, ITERATIONS)
-  const blob = sealBlob(keyring.unwrapKey(key.data_key!, keyContext(keyId, 'data_key')), DOCUMENT)
+  const { versions, nameOf = (slug) => slug, documentOf = () => DOCUMENT } = shape
+  const dataKey = keyring.unwrapKey(key.data_key!, keyContext(keyId, 'data_key'))
+  const blobs = Array.from({ length: versions > 0 ? levelsOf(shape) : 0 }, (_, i) => sealBlob(dataKey, documentOf(i)))
   await database.maintain(async (db) => {
     setAuthority(db, findAuthority(database.db))
     await db.execute(sql`SET LOCAL synchronous_commit = off`)
     await createProject(db, {
       id: project_id,
       organization_id: organization.id,
-      name: shape.slug,
+      name: nameOf(shape.slug),
       slug: shape.slug,
       description: null,
-      secret_format: 'env',
+      secret_format: shape.format ?? 'env',
       encryption_type: 'server',
       history_policy: 'keep'
     }, key)
     const levels = await makeLevels(db, organization.id, project_id, shape)
-    await makeDocuments(db, { keyring, organization, project_id, levels, blob, versions: shape.versions })
+    if (versions > 0) await makeDocuments(db, { keyring, organization, project_id, levels, blobs, versions })
   })
 }
 
 async function makeLevels (
-  db: Db, organization_id: string, project_id: string, { targets, environments }: Shape
+  db: Db, organization_id: string, project_id: string, { targets, environments, versions, nameOf = (slug) => slug }: Shape
 ): Promise<Level[]> {
+  const documents = (levels: number) => versions > 0 ? levels : 0
   const made = Array.from({ length: targets }, (_, i) => {
     const row = { id: ulid(), organization_id, project_id, slug: `target-${i}` }
-    return { ...row, mac: macOf(db, 'targets', row) }
+    return { ...row, name: nameOf(row.slug), mac: macOf(db, 'targets', row) }
   })
   const below = made.flatMap(({ id: target_id }) => Array.from({ length: environments }, (_, i) => {
     const row = {
       id: ulid(), organization_id, project_id, target_id, slug: `env-${i}`, status: 'development', is_production: false
     }
-    return { ...row, mac: macOf(db, 'environments', row) }
+    return { ...row, name: nameOf(row.slug), mac: macOf(db, 'environments', row) }
   }))
   await inBatches(made, (rows) => db.execute(sql`
     INSERT INTO targets (organization_id, id, project_id, name, slug, environment_count, secret_count, mac)
-    SELECT organization_id, id, project_id, slug, slug, ${environments}::int, ${environments + 1}::int,
+    SELECT organization_id, id, project_id, name, slug, ${environments}::int, ${documents(environments + 1)}::int,
       decode(mac, 'base64')
-    FROM ${rowsOf(organization_id, rows, sql`id char(26), project_id char(26), slug varchar, mac text`)} r`))
+    FROM ${rowsOf(organization_id, rows, sql`id char(26), project_id char(26), name varchar, slug varchar, mac text`)} r`))
   await inBatches(below, (rows) => db.execute(sql`
     INSERT INTO environments (organization_id, id, project_id, target_id, name, slug, status, is_production, mac)
-    SELECT organization_id, id, project_id, target_id, slug, slug, status, is_production, decode(mac, 'base64')
+    SELECT organization_id, id, project_id, target_id, name, slug, status, is_production, decode(mac, 'base64')
     FROM ${rowsOf(organization_id, rows, ENVIRONMENT)} r`))
   await db.execute(sql`
     UPDATE project_counts SET target_count = ${targets}::int, environment_count = ${below.length}::int,
-      secret_count = ${1 + targets + below.length}::int
+      secret_count = ${documents(1 + targets + below.length)}::int
     WHERE organization_id = ${organization_id} AND project_id = ${project_id}`)
   return [
     { level: 'project', level_id: project_id, target_id: null, environment_id: null },
@@ -101,19 +111,21 @@ async function makeLevels (
   ]
 }
 
-const ENVIRONMENT = sql`id char(26), project_id char(26), target_id char(26), slug varchar, status varchar,
+const ENVIRONMENT = sql`id char(26), project_id char(26), target_id char(26), name varchar, slug varchar,
+  status varchar,
   is_production boolean, mac text`
 const DOCUMENT_COLUMNS = sql`id char(26), project_id char(26), target_id char(26), environment_id char(26),
   level varchar, level_id char(26), revision bigint, key_version int, sealed text, size_bytes int, version bigint,
   version_bytes bigint, mac text`
-const VERSION_COLUMNS = sql`id bigint, history_id char(26), action varchar, revision bigint, sealed text`
+const VERSION_COLUMNS = sql`id bigint, history_id char(26), action varchar, revision bigint, sealed text,
+  size_bytes int`
 
-async function makeDocuments (db: Db, { keyring, organization, project_id, levels, blob, versions }: {
+async function makeDocuments (db: Db, { keyring, organization, project_id, levels, blobs, versions }: {
   keyring: Keyring
   organization: { id: string, storage_key: Buffer }
   project_id: string
   levels: readonly Level[]
-  blob: string
+  blobs: readonly string[]
   versions: number
 }): Promise<void> {
   const { id: organization_id } = organization
@@ -122,10 +134,11 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
   const counters = await lockCounters(db, [organization_id], 'all')
   const counter = counters.get(organization_id)!
   const first = counter.next_version
-  const size_bytes = sizeOf(blob)
   const documents = levels.map((level, i) => {
     const id = ulid()
     const context = { organization_id, secret_id: id, level_id: level.level_id, key_version: 1 }
+    const blob = blobs[i]!
+    const size_bytes = sizeOf(blob)
     const row = {
       ...level,
       id,
@@ -143,6 +156,7 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
       mac: macOf(db, 'secrets', row)
     }
   })
+  const together = Math.max(1, Math.min(TOGETHER, Math.floor(MAX_BATCH / Math.max(...blobs.map((blob) => blob.length)))))
   await inBatches(documents, (rows) => db.execute(sql`
     WITH its AS (SELECT * FROM ${rowsOf(organization_id, rows, DOCUMENT_COLUMNS)} r),
     history AS (INSERT INTO histories (organization_id, id) SELECT organization_id, id FROM its)
@@ -150,12 +164,13 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
       key_version, sealed, size_bytes, version, history_id, version_count, version_bytes, mac)
     SELECT organization_id, id, project_id, target_id, environment_id, level, level_id, revision, key_version,
       decode(sealed, 'base64'), size_bytes, version, id, ${versions}::int, version_bytes, decode(mac, 'base64')
-    FROM its`))
+    FROM its`), together)
   // In chunks, to limit memory for a long history.
   const total = levels.length * versions
-  for (let from = 0; from < total; from += TOGETHER) {
-    const rows = Array.from({ length: Math.min(TOGETHER, total - from) }, (_, i) => {
-      const { id: history_id, level_id } = documents[Math.floor((from + i) / versions)]!
+  for (let from = 0; from < total; from += together) {
+    const rows = Array.from({ length: Math.min(together, total - from) }, (_, i) => {
+      const number = Math.floor((from + i) / versions)
+      const { id: history_id, level_id, size_bytes } = documents[number]!
       const revision = (from + i) % versions + 1
       const context = { organization_id, secret_id: history_id, level_id, key_version: 1 }
       const id = first + from + i
@@ -164,21 +179,24 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
         history_id,
         action: revision === 1 ? 'create' : 'update',
         revision,
-        sealed: sealVersion(storageKey, context, id, revision, blob)
+        sealed: sealVersion(storageKey, context, id, revision, blobs[number]!),
+        size_bytes
       }
     })
     await db.execute(sql`
       INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)
-      SELECT organization_id, id, history_id, action, revision, 1, decode(sealed, 'base64'), ${size_bytes}::int
+      SELECT organization_id, id, history_id, action, revision, 1, decode(sealed, 'base64'), size_bytes
       FROM ${rowsOf(organization_id, rows, VERSION_COLUMNS)} r`)
     const events = rows.map(({ history_id }) =>
       eventRow(actor, { action: 'secret.store', resource_type: 'secret', resource_id: history_id }))
     counter.next_version += rows.length
-    counter.stored_bytes += size_bytes * (rows.length + (from === 0 ? levels.length : 0))
+    for (const { size_bytes } of from === 0 ? [...rows, ...documents] : rows) counter.stored_bytes += size_bytes
     await appendEvents(db, counters, events)
   }
 }
 
-async function inBatches<T> (rows: readonly T[], insert: (rows: readonly T[]) => Promise<unknown>): Promise<void> {
-  for (let from = 0; from < rows.length; from += TOGETHER) await insert(rows.slice(from, from + TOGETHER))
+async function inBatches<T> (
+  rows: readonly T[], insert: (rows: readonly T[]) => Promise<unknown>, together = TOGETHER
+): Promise<void> {
+  for (let from = 0; from < rows.length; from += together) await insert(rows.slice(from, from + together))
 }

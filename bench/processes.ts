@@ -64,7 +64,7 @@ async function start (
     url,
     startedIn: performance.now() - begun,
     memory: () => Number(execFileSync('ps', ['-o', 'rss=', '-p', String(child.pid)], { encoding: 'utf8' })) / 1024,
-    cpu: () => [child.pid!, ...workersOf(child.pid!)].reduce((sum, pid) => sum + cpuOf(pid), 0),
+    cpu: () => cpuWithChildren(child.pid!),
     async stop () {
       const gone = once(child, 'exit')
       child.kill('SIGTERM')
@@ -84,6 +84,10 @@ async function answers (child: ChildProcess, url: string, log: string) {
     await pause(5)
   }
 }
+
+/** CPU time in milliseconds of a process and its running child processes. */
+export const cpuWithChildren = (pid: number): number =>
+  [pid, ...workersOf(pid)].reduce((sum, one) => sum + cpuOf(one), 0)
 
 // Linux reports CPU time in hundredths of a second; not available on other systems.
 function cpuOf (pid: number): number {

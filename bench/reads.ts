@@ -12,6 +12,7 @@ import { setTimeout as pause } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
 import { ulid } from 'ulidx'
 import { startPostgres } from '../test/helpers/postgres.ts'
+import { DOCUMENTS, FORMATS, type Kind } from './documents.ts'
 import { withServiceHere } from './event-loop.ts'
 import { startLoad, type Request } from './load.ts'
 import { startService } from './processes.ts'
@@ -27,21 +28,6 @@ const BARS = { cpu: 300, ratio: 2.5 }
 const ENVIRONMENTS = 198
 const ROUNDS = 5
 
-const hex = (length: number) => randomBytes(length).toString('hex').slice(0, length)
-const lines = (count: number, line: (i: number) => string) => Array.from({ length: count }, (_, i) => line(i)).join('\n')
-
-/** The slowest documents of each format within its limits; `part` makes the names of two documents differ. */
-const DOCUMENTS = {
-  env: (part: number) => lines(10_000, (i) => `P${part}_${i}=${i}`),
-  quoted: (part: number) => lines(10_000, (i) => `export P${part}_${i} = "${hex(78)}"`),
-  json: (part: number) => JSON.stringify(Object.fromEntries(
-    Array.from({ length: 4_990 }, (_, i) => [`P${part}_${i}`, hex(190)]))),
-  yaml: (part: number) => lines(1_420, (i) => `P${part}_${i}: v${hex(4)}`),
-  value: () => `A=${hex(1_000_000)}`,
-  small: (part: number) => `A=${part}\nB=2\nC=${hex(8)}`
-}
-type Kind = keyof typeof DOCUMENTS
-const FORMATS: Partial<Record<Kind, string>> = { json: 'json', yaml: 'yaml' }
 /** More versions of one document; others have 12. */
 const VERSIONS: Partial<Record<Kind, number>> = { yaml: 40, small: 600 }
 const KINDS = Object.keys(DOCUMENTS) as Kind[]
