@@ -6,7 +6,7 @@ import { hasNames, type Project } from './rights.ts'
 import { ValueField, type At } from './secrets.tsx'
 import { Act, Changes, Check, Field, Form, messageOf } from './ui.tsx'
 import {
-  changeValues, compareValues, differencesIn, inParts, isSet, objectText, readValues, setTyped, shownName, typedEntries,
+  changedBy, compareValues, differencesIn, inParts, isSet, objectText, readValues, setTyped, shownName, typedEntries,
   type Comparison, type Entry, type Format
 } from './values.ts'
 
@@ -232,18 +232,17 @@ const planInBrowser: Plan = async (level, project, text, format, keeps) => {
   const isWhole = format === project.format && (!keeps || etag === null)
   const { values, notes } = valuesIn(format, text, isWhole ? undefined : project)
   const before = readValues(project.format, old)
-  let [after, shown]: [string, Notes] = [text, notes]
-  if (!isWhole) {
+  let [after, names, shown]: [string, Comparison | null, Notes] = [text, null, notes]
+  if (isWhole) {
+    const now = readValues(format, text)
+    names = before && now ? compareValues(before, now) : null
+  } else {
     const unset = keeps ? [] : [...before?.keys() ?? []].filter((name) => !values.has(name))
-    const set = Object.fromEntries([...values].filter(([name, value]) => before?.get(name) !== value))
-    after = format === 'json' && project.format === 'json' ? setTyped(old, text) : changeValues(project.format, old, { set, unset })
-    shown = withWritten(notes, differencesIn(project.format, after, new Set(Object.keys(set))).notes)
+    // A name with this value is in it, too: the service also writes it again where other readers find another value.
+    const set = Object.fromEntries(values)
+    const isTyped = format === 'json' && project.format === 'json'
+    ;({ text: after, names } = isTyped ? setTyped(old, text) : changedBy(project.format, old, { set, unset }))
+    shown = withWritten(notes, differencesIn(project.format, after, new Set(values.keys())).notes)
   }
-  const now = readValues(project.format, after)
-  return {
-    ...shown,
-    names: before && now ? compareValues(before, now) : null,
-    etag,
-    parts: [async (etag) => (await storeDocument(level, after, etag, true)).etag]
-  }
+  return { ...shown, names, etag, parts: [async (etag) => (await storeDocument(level, after, etag, true)).etag] }
 }

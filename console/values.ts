@@ -6,7 +6,7 @@ import { compactJson } from '../src/rules/documents/json-values.ts'
 import { positionAfter, withoutMark } from '../src/rules/documents/positions.ts'
 import { envEditor } from '../src/rules/editing/env.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
-import { isRefusal } from '../src/rules/editing/plan.ts'
+import { comparisonOf, isRefusal } from '../src/rules/editing/plan.ts'
 
 // Values and documents as text: escapes for characters that a text field would change or hide, and documents of
 // client-managed projects, whose names only the browser can read.
@@ -112,14 +112,17 @@ export const typedEntries = (text: string): [name: string, json: string][] =>
 
 const jsonEditorOf = (source: string) => jsonEditor(source.trim() === '' ? '' : source, emptyEntries())
 
+/** A text after a change, and the names that the change wrote. */
+export interface Changed { text: string, names: Comparison }
+
 /** A JSON document with the values of another one, which keep their types. */
-export function setTyped (text: string, other: string): string {
+export function setTyped (text: string, other: string): Changed {
   const source = withoutMark(text)
-  const { edit, typed } = jsonEditorOf(source)
-  const changed = typedEntries(other).filter(([name, json]) => typed?.[name] !== json)
-  const set = new Map(changed.map(([name, json]) => [name, { text: json }]))
+  const { edit, typed = {} } = jsonEditorOf(source)
+  const changed = typedEntries(other).filter(([name, json]) => typed[name] !== json)
+  const plan = { set: new Map(changed.map(([name, json]) => [name, { text: json }])), removed: new Set<string>() }
   const mark = text.slice(0, text.length - source.length)
-  return set.size === 0 ? text : mark + String(edit({ set, removed: new Set() }, 0))
+  return { text: changed.length === 0 ? text : mark + String(edit(plan, 0)), names: comparisonOf(typed, plan) }
 }
 
 /** A name with its value in JSON; without a value, the name is removed. */
@@ -150,11 +153,13 @@ export function inParts (entries: readonly Entry[]): Entry[][] {
   return parts
 }
 
+export const changeValues = (...of: Parameters<typeof changedBy>): string => changedBy(...of).text
+
 /**
  * The text after a change of single names. All else stays, as in the service. Throws an error with a sentence for
  * people if the format cannot hold the change.
  */
-export function changeValues (format: Format, text: string, { set = {}, unset = [] }: NameChange): string {
+export function changedBy (format: Format, text: string, { set = {}, unset = [] }: NameChange): Changed {
   const before = format === 'env' || format === 'json' ? readValues(format, text) : undefined
   if (before === undefined) throw new Error('This document has no names that the browser can read. Edit it as a whole.')
   const source = withoutMark(text)
@@ -168,14 +173,15 @@ export function changeValues (format: Format, text: string, { set = {}, unset = 
     if (isNestedJson(value)) return [name, { value: compactJson(value.trim()), text: compactJson(value.trim()) }]
     throw new Error('The present value is an object or a list. Write JSON, or edit the document as a whole.')
   }))
-  if (changed.size + removed.size === 0) return text
+  const names = comparisonOf(entriesOf(before), { set: changed, removed })
+  if (changed.size + removed.size === 0) return { text, names }
   const expected = new Map([...before].filter(([name]) => !removed.has(name)))
   for (const [name, { value }] of changed) expected.set(name, value)
   for (let attempt = 0; attempt < attempts; attempt++) {
     const after = edit({ set: changed, removed }, attempt)
     const values = isRefusal(after) ? undefined : readValues(format, after)
     const isRight = values?.size === expected.size && [...expected].every(([name, value]) => values.get(name) === value)
-    if (isRight) return text.slice(0, text.length - source.length) + String(after)
+    if (isRight) return { text: text.slice(0, text.length - source.length) + String(after), names }
   }
   throw new Error('An .env document cannot hold this name and value. Use a JSON project for it.')
 }

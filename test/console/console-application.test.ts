@@ -312,8 +312,24 @@ t.test('an import in the browser keeps the other names of a JSON document, and t
     ['{}', document], ['{"A": 1.0, "B": {"x":12345678901234567890}}', document],
     ['{"A": 2.50}', document.replace('1.0', '2.50')],
     ['{"C": [1, null], "D": true}', document.replace('"text"\n', '[1,null],\n  "D": true\n')]
-  ] as const) t.equal(setTyped(document, other), after, other)
-  t.strictSame(JSON.parse(setTyped('', '{"__proto__": 1, "A": "x"}')), JSON.parse('{"__proto__": 1, "A": "x"}'))
+  ] as const) t.equal(setTyped(document, other).text, after, other)
+  t.strictSame(setTyped(document, '{"A": "1.0", "B": {"x":12345678901234567890}, "D": null}').names, {
+    added: ['D'], changed: ['A'], removed: []
+  }, 'a value of another type is a change, also if it reads the same')
+  t.strictSame(JSON.parse(setTyped('', '{"__proto__": 1, "A": "x"}').text), JSON.parse('{"__proto__": 1, "A": "x"}'))
+})
+
+t.test('the browser writes a value again where other readers find another one, and says so', async (t) => {
+  const { changedBy } = await load('values.ts')
+  const document = "A=same#old\nB='same' # note\nC='same'old\nD=same\nE:\n  same\n"
+  const set = { A: 'same', B: 'same', C: "'same'old", D: 'same', E: 'same' }
+  t.strictSame(changedBy('env', document, { set, unset: ['F'] }), {
+    text: 'A=same\nB=\'same\' # note\nC=\'same\'old\nD=same\nE: same\n',
+    names: { added: [], changed: ['A', 'E'], removed: [] }
+  })
+  t.strictSame(changedBy('env', document, { set: { F: '1' }, unset: ['B', 'C'] }).names, {
+    added: ['F'], changed: [], removed: ['B', 'C']
+  })
 })
 
 t.test('the browser knows where other programs differ in the names that a change writes', async (t) => {

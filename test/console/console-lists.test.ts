@@ -172,7 +172,10 @@ t.test('an import of a project whose key only people hold keeps names, also from
   // The key stays open, because the page is not loaded again.
   await page.evaluate("history.pushState(null, '', '/console/nimbus/vault/-/level'); dispatchEvent(new PopStateEvent('popstate'))")
   await button(page, 'Import…').click()
-  const plan = await preview(page, 'B=3\nC=4\n')
+  const plan = await preview(page, 'A=1\nB=2\n')
+  await plan.getByText('Changes 1').waitFor()
+  t.match(await plan.innerText(), /Changes 1\s+B\s/, 'other programs read 2#b')
+  await preview(page, 'B=3\nC=4\n')
   await plan.getByText('Adds 1').waitFor()
   t.match(await plan.innerText(), /Adds 1\s+C\s+Changes 1\s+B\s/)
   t.notMatch(await plan.innerText(), /Removes/)

@@ -6,7 +6,7 @@ import { withoutMark } from '../documents/positions.ts'
 import { describeError, documentError, readClosely, type DocumentError } from '../documents/read.ts'
 import { envEditor } from './env.ts'
 import { jsonEditor } from './json.ts'
-import { isRefusal, type Editor, type Plan, type Refusal, type RefusalOfAll } from './plan.ts'
+import { comparisonOf, isRefusal, type Editor, type Plan, type Refusal, type RefusalOfAll } from './plan.ts'
 import { yamlEditor } from './yaml.ts'
 
 /** The names to set and to remove. A name in `set` and `unset` is set. */
@@ -126,16 +126,6 @@ function outcomeOf ({ typed: before = emptyEntries() }: Editor, { set }: Plan) {
     read.set(name, /^[[{]/.test(json) ? null : jsonValue(json))
   }
   return { typed, read }
-}
-
-/** The names that the change added, changed and removed. A name whose line alone changed counts as changed. */
-function comparisonOf (before: Entries, { set, removed }: Plan): Comparison {
-  const names = [...set.keys()].sort()
-  return {
-    added: names.filter((name) => !(name in before)),
-    changed: names.filter((name) => name in before),
-    removed: [...removed].sort()
-  }
 }
 
 /** Whether a value is read as expected; null: the type decides, because the value may be written in several ways. */

@@ -1,5 +1,5 @@
 import type { PatchValue } from '../documents/json-values.ts'
-import type { Entries } from '../documents/entries.ts'
+import type { Comparison, Entries } from '../documents/entries.ts'
 
 /** The changes that have an effect: names with another value than before, and existing names to remove. */
 export interface Plan { set: ReadonlyMap<string, PatchValue>, removed: ReadonlySet<string> }
@@ -32,3 +32,13 @@ export interface Editor {
 }
 
 export const isRefusal = (edited: string | Refusal): edited is Refusal => typeof edited !== 'string'
+
+/** The names that the change added, changed and removed. A name whose line alone changed counts as changed. */
+export function comparisonOf (before: Entries, { set, removed }: Plan): Comparison {
+  const names = [...set.keys()].sort()
+  return {
+    added: names.filter((name) => !(name in before)),
+    changed: names.filter((name) => name in before),
+    removed: [...removed].sort()
+  }
+}
