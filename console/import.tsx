@@ -78,6 +78,9 @@ const DIFFERENCES: Record<Warning['reason'], string> = {
   text_after_quote: 'there is text after the closing quote, which other programs read differently.',
   value_on_next_line: 'the value is on the line after the name, where other programs do not find it.',
   carriage_return: 'a carriage return stands alone, which other programs take as the end of a line.',
+  quote_not_closed: 'the quote is closed only by an escaped one. Other programs refuse the text.',
+  tab: 'a tab stands in the place of the indentation. Other programs read no text there, or refuse it.',
+  syntax: 'the value after “? NAME” has no colon and is left out. Other programs refuse the text.',
   duplicate_name: 'the name occurs twice. The last value counts, but not in every program.',
   unreadable: 'the text does not parse.'
 }
@@ -234,14 +237,13 @@ const planInBrowser: Plan = async (level, project, text, format, keeps) => {
   const before = readValues(project.format, old)
   let [after, names, shown]: [string, Comparison | null, Notes] = [text, null, notes]
   if (isWhole) {
-    const now = readValues(format, text)
-    names = before && now ? compareValues(before, now) : null
+    names = before && readValues(format, text) ? compareValues(before, values) : null
   } else {
     const unset = keeps ? [] : [...before?.keys() ?? []].filter((name) => !values.has(name))
     // A name with this value is in it, too: the service also writes it again where other readers find another value.
-    const set = Object.fromEntries(values)
-    const isTyped = format === 'json' && project.format === 'json'
-    ;({ text: after, names } = isTyped ? setTyped(old, text) : changedBy(project.format, old, { set, unset }))
+    ;({ text: after, names } = format === 'json' && project.format === 'json'
+      ? setTyped(old, text)
+      : changedBy(project.format, old, { set: Object.fromEntries(values), unset }))
     shown = withWritten(notes, differencesIn(project.format, after, new Set(values.keys())).notes)
   }
   return { ...shown, names, etag, parts: [async (etag) => (await storeDocument(level, after, etag, true)).etag] }

@@ -153,8 +153,6 @@ export function inParts (entries: readonly Entry[]): Entry[][] {
   return parts
 }
 
-export const changeValues = (...of: Parameters<typeof changedBy>): string => changedBy(...of).text
-
 /**
  * The text after a change of single names. All else stays, as in the service. Throws an error with a sentence for
  * people if the format cannot hold the change.
@@ -202,5 +200,6 @@ export function changeOf (format: Format, from: string, to: string): NameChange 
   } catch { return undefined }
 }
 
+export const changeValues = (...of: Parameters<typeof changedBy>): string => changedBy(...of).text
 export const compareValues = (from: Values, to: Values): Comparison => compareEntries(entriesOf(from), entriesOf(to))
 const entriesOf = (values: Values) => Object.assign(emptyEntries(), Object.fromEntries(values))

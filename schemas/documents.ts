@@ -30,12 +30,13 @@ export const UNREADABLE_REASONS = {
 export type UnreadableReason = keyof typeof UNREADABLE_REASONS
 
 /**
- * Where common readers of `.env` files, or of YAML (`carriage_return`), give another value than this service
- * (docs/formats.md), or a document that cannot be read at all (`unreadable`).
+ * Where common readers of `.env` files, or of YAML (`carriage_return` to `syntax`), give another value than this
+ * service (docs/formats.md), or a document that cannot be read at all (`unreadable`).
  */
 export const WARNING_REASONS = [
   'comment_without_blank', 'empty_before_comment', 'escape_in_double_quotes', 'quote_in_single_quotes', 'expansion',
-  'backticks', 'unquoted', 'text_after_quote', 'value_on_next_line', 'carriage_return', 'duplicate_name', 'unreadable'
+  'backticks', 'unquoted', 'text_after_quote', 'value_on_next_line', 'duplicate_name', 'carriage_return',
+  'quote_not_closed', 'tab', 'syntax', 'unreadable'
 ] as const
 
 export type WarningReason = (typeof WARNING_REASONS)[number]

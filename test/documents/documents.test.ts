@@ -139,9 +139,10 @@ type Refused = readonly [text: string, line: number, column: number]
 /** Asserts that the texts are refused when they are stored, at these positions, and read as before. */
 function refusesToStore (t: Test, reason: string, cases: readonly Refused[]) {
   for (const [text, line, column] of cases) {
-    const { error, refusal } = checkDocument('yaml', text)
+    const { error, refusal, warnings } = checkDocument('yaml', text)
     t.same(error, undefined, 'a stored document is read as before')
     t.same(refusal, { line, column, reason }, JSON.stringify(text))
+    t.same(warnings, { warnings: [{ line, column, name: null, reason }] })
   }
 }
 

@@ -94,10 +94,13 @@ t.test('text that other readers read differently is refused at a store as a whol
     'A: x\r\r\nB: y\r\r\n': ['carriage_return', 1, null],
     'A: x # c\rB: 2\n': ['carriage_return', 1, null],
     'A: 1\r\nC: "x\ry"\r\n': ['carriage_return', 2, null],
-    'A: 1\nB: 2\r\r\n': ['carriage_return', 2, null]
+    'A: 1\nB: 2\r\r\n': ['carriage_return', 2, null],
+    'A: 1\nP:\n  K: |\n  \t\n': ['tab', 4, null],
+    'A: 1\n? B\n- x\n': ['syntax', 3, null],
+    'A: 1\nB: "x\\"': ['quote_not_closed', 2, null]
   }
   for (const [i, [text, [reason, line, name = 'A']]] of Object.entries(refused).entries()) {
-    const at = await makeLevel(owner, { slug: `refused-${i}`, secret_format: reason === 'carriage_return' ? 'yaml' : 'env' })
+    const at = await makeLevel(owner, { slug: `refused-${i}`, secret_format: name === null ? 'yaml' : 'env' })
     for (const query of ['?dry_run=true', '']) {
       const { status, body } = await store(at, text, {}, query)
       t.equal(status, 422, text)

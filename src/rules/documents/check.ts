@@ -42,19 +42,19 @@ export function checkDocument (format: DocumentFormat, text: string): DocumentCh
 // of the line here and its end there, a quote that is not closed, a value without a colon, and a tab as indentation.
 function checkYaml (text: string): DocumentCheck {
   const source = withoutMark(text)
-  const refuse = (offset: number, reason: 'quote_not_closed' | 'tab' | 'syntax') =>
-    ({ refusal: { ...positionAfter(source.slice(0, offset)), reason }, warnings: {} })
-  const quote = unclosedQuote(source)
-  if (quote !== undefined) return refuse(quote, 'quote_not_closed')
-  const value = valueWithoutColon(source)
-  if (value !== undefined) return refuse(value, 'syntax')
-  const tab = tabAsIndentation(source)
-  if (tab !== undefined) return refuse(tab, 'tab')
-  const offset = source.search(/\r(?!\n)/)
-  if (offset === -1) return { warnings: {} }
-  const reason = 'carriage_return'
+  const found = ([
+    [unclosedQuote(source), 'quote_not_closed'], [valueWithoutColon(source), 'syntax'],
+    [tabAsIndentation(source), 'tab'], [indexOf(source, /\r(?!\n)/), 'carriage_return']
+  ] as const).find(([offset]) => offset !== undefined)
+  if (found === undefined) return { warnings: {} }
+  const [offset, reason] = found
   const position = positionAfter(source.slice(0, offset))
   return { refusal: { ...position, reason }, warnings: { warnings: [{ ...position, name: null, reason }] } }
+}
+
+function indexOf (text: string, pattern: RegExp): number | undefined {
+  const offset = text.search(pattern)
+  return offset === -1 ? undefined : offset
 }
 
 /**
