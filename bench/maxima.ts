@@ -23,7 +23,7 @@ import { median } from './table.ts'
 const BAR = 300
 /** Requests that take less are not repeated, and not in the table. */
 const SHOWN = 100
-const ROUNDS = Number(process.env.ROUNDS ?? 3)
+const ROUNDS = 3
 
 /** Operations that are not sent, with the reason. Others with a new path are sent. */
 const EXCLUDED: Record<string, string> = {

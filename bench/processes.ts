@@ -101,16 +101,24 @@ function cpuOf (pid: number): number {
   }
 }
 
-function workersOf (pid: number): number[] {
+const workersOf = (pid: number): number[] => processes().filter((other) => parentOf(other) === pid)
+
+// A listed process can have ended meanwhile.
+function parentOf (pid: number): number | undefined {
   try {
-    return processes().filter((other) =>
-      Number(fs.readFileSync(`/proc/${other}/stat`, 'utf8').split(') ')[1]!.split(' ')[1]) === pid)
+    return Number(fs.readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ')[1]!.split(' ')[1])
+  } catch {
+    return undefined
+  }
+}
+
+function processes (): number[] {
+  try {
+    return fs.readdirSync('/proc').filter((name) => /^\d+$/.test(name)).map(Number)
   } catch {
     return []
   }
 }
-
-const processes = () => fs.readdirSync('/proc').filter((name) => /^\d+$/.test(name)).map(Number)
 
 /** CPU time in milliseconds of all running PostgreSQL processes on this machine. */
 export function cpuOfPostgres (): number {
