@@ -77,7 +77,8 @@ export async function makeProject (
 }
 
 async function makeLevels (
-  db: Db, organization_id: string, project_id: string, { targets, environments, versions, nameOf = (slug) => slug }: Shape
+  db: Db, organization_id: string, project_id: string,
+  { targets, environments, versions, nameOf = (slug) => slug }: Shape
 ): Promise<Level[]> {
   const documents = (levels: number) => versions > 0 ? levels : 0
   const made = Array.from({ length: targets }, (_, i) => {
@@ -156,7 +157,8 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
       mac: macOf(db, 'secrets', row)
     }
   })
-  const together = Math.max(1, Math.min(TOGETHER, Math.floor(MAX_BATCH / Math.max(...blobs.map((blob) => blob.length)))))
+  const longest = Math.max(...blobs.map((blob) => blob.length))
+  const together = Math.max(1, Math.min(TOGETHER, Math.floor(MAX_BATCH / longest)))
   await inBatches(documents, (rows) => db.execute(sql`
     WITH its AS (SELECT * FROM ${rowsOf(organization_id, rows, DOCUMENT_COLUMNS)} r),
     history AS (INSERT INTO histories (organization_id, id) SELECT organization_id, id FROM its)

@@ -20,7 +20,7 @@ import { makeProject } from './bulk.ts'
 import { DOCUMENTS, FORMATS, OTHER_DOCUMENTS } from './documents.ts'
 import type { Tenant } from './seed.ts'
 
-export interface Sizes { levels: number, versions: number, projects: number, tokens: number, members: number, events: number }
+export type Sizes = Record<'levels' | 'versions' | 'projects' | 'tokens' | 'members' | 'events', number>
 export interface Filled {
   /** Tokens of callers. */
   callers: Record<'owner' | 'levels' | 'places' | 'member', string>
@@ -199,7 +199,13 @@ async function makePeople (db: Db, organization_id: string, { members }: Sizes):
   await insert(db, 'users', ids.map((id, i) => {
     const email = `${i}-${'x'.repeat(40)}@${'y'.repeat(60)}.${'z'.repeat(60)}.example`
     return {
-      id, email, email_normalized: email, name: longName(i), password_hash: null, is_verified: true, disabled_at: null,
+      id,
+      email,
+      email_normalized: email,
+      name: longName(i),
+      password_hash: null,
+      is_verified: true,
+      disabled_at: null,
       second_factor_id: null
     }
   }))
@@ -242,7 +248,10 @@ async function makeEvents (sql: Sql, id: string, level: Slice, events: number): 
   const [counter] = await sql<{ next: number }[]>`
     SELECT next_event::float8 AS next FROM organization_counters WHERE organization_id = ${id}`
   const details = {
-    ...Object.fromEntries(Object.entries(level)), project: longSlug('p'), target: longSlug('t'), environment: longSlug('e'),
+    ...Object.fromEntries(Object.entries(level)),
+    project: longSlug('p'),
+    target: longSlug('t'),
+    environment: longSlug('e'),
     name: longName('event')
   }
   await sql`

@@ -1,8 +1,8 @@
 /**
- * `node dist/bench/maxima.js [--only WORD] [--levels 100 --versions 1000 --projects 2000 --tokens 1000 --members 1000
- * --events 500000]`, after `npm run build`, on Linux: sends every operation of openapi.yaml that reads, also dry runs,
- * to one organization at the limits of its lists, names and documents, with each parameter at its maximum and as several
- * callers. Prints the CPU time of the service and of PostgreSQL for the most expensive request of each operation.
+ * `node dist/bench/maxima.js [--only WORD] [--levels 100 --versions 1000 --projects 2000 --tokens 1000
+ * --members 1000 --events 500000]`, after `npm run build`, on Linux: sends every operation of openapi.yaml that reads, also dry runs,
+ * to one organization at the limits of its lists, names and documents, with each parameter at its maximum and as
+ * several callers. Prints the CPU time of the service and of PostgreSQL for the most expensive request of each operation.
  */
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
@@ -102,10 +102,9 @@ const auditFilters = ({ projectId, targetId, environmentId }: Record<string, str
 
 interface Sent { method: string, path: string, body?: string }
 
-/** The requests of an operation on one kind of project: the required parameters, each other one alone, and all flags. */
+/** The requests of an operation on one project: with the required parameters, with each other one, and all flags. */
 function requestsOf (operation: string, row: Row, ids: Record<string, string>): Sent[] {
   const { method, url, payload } = requestOf({ ...row, query: undefined }, ids)
-  if (url.includes('{')) return []
   const parameters = PARAMETERS[operation] ?? []
   const one = (name: string, value: string) => `${name}=${encodeURIComponent(value)}`
   const valuesOf = ({ name, schema }: Parameter) => VALUES[name]?.(ids) ??
@@ -150,7 +149,7 @@ const BODIES: Record<string, (ids: Record<string, string>) => object[]> = {
   listVersions: (ids) => ['project', 'environment'].flatMap((level) => level === 'environment' && !ids.environment
     ? []
     : [{}, { page: 1, per_page: 100 }, { page: 10, per_page: 100 }].map((page) =>
-      ({ ...level === 'project' ? { project: ids.project } : levelOf(ids), level, ...page }))),
+        ({ ...level === 'project' ? { project: ids.project } : levelOf(ids), level, ...page }))),
   storeSecrets: (ids) => [{ ...levelOf(ids), plaintext: largest(ids) }, { ...levelOf(ids), plaintext: 'A=1' }],
   deleteSecrets: (ids) => [levelOf(ids)],
   restoreProject: ({ moment }) => [{ at: moment, confirmed: true }],
@@ -180,8 +179,12 @@ try {
   const [tenant] = await makeTenants(env, 1) as [Tenant]
   const opened = await open(loadConfig(env), { creates: true })
   const filled = await fillMaxima(opened, sql, tenant, {
-    levels: size('levels'), versions: size('versions'), projects: size('projects'), tokens: size('tokens'),
-    members: size('members'), events: size('events')
+    levels: size('levels'),
+    versions: size('versions'),
+    projects: size('projects'),
+    tokens: size('tokens'),
+    members: size('members'),
+    events: size('events')
   }).finally(() => opened.database.close())
   await sql`VACUUM ANALYZE`
   const [event] = await sql`SELECT details FROM audit_events WHERE details ? 'environment_id' AND chain_kid = 'none' LIMIT 1`
@@ -210,8 +213,8 @@ async function measureAll (url: string, { callers, ids, kinds }: Filled): Promis
         const its = { ...ids, target: undefined, environment: undefined, ...slugs, kind }
         const known = Object.fromEntries(Object.entries({ ...its, ...kind === '' && ids })
           .filter(([, value]) => value !== undefined)) as Record<string, string>
-        // Parts of the path that this kind has not stay in braces.
         for (const request of requestsOf(operation, row, known)) {
+          // A level that this project does not have stays the name of the parameter.
           if (/\/(target|environment)(\/|$|\?)/.test(request.path)) continue
           all.push({ caller, kind, request, ...await measure(url, token, request) })
         }
