@@ -1,8 +1,9 @@
 /**
  * `node dist/bench/maxima.js [--only WORD] [--levels 100 --versions 1000 --projects 2000 --tokens 1000
- * --members 1000 --events 500000]`, after `npm run build`, on Linux: sends every operation of openapi.yaml that reads, also dry runs,
- * to one organization at the limits of its lists, names and documents, with each parameter at its maximum and as
- * several callers. Prints the CPU time of the service and of PostgreSQL for the most expensive request of each operation.
+ * --members 1000 --events 500000]`, after `npm run build`, on Linux: sends every operation of openapi.yaml that reads,
+ * also dry runs, to one organization at the limits of its lists, names and documents, with each parameter at its
+ * maximum and as several callers. Prints the CPU time of the service and of PostgreSQL for the most expensive requests
+ * of each operation.
  */
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'

@@ -2,7 +2,7 @@ import type { FastifyRequest } from 'fastify'
 import type { Static } from '@sinclair/typebox'
 import {
   AuditCounts, AuditCountsQuery, AuditEventList, AuditExport, AuditExportQuery, AuditQuery, CSV_TYPE, DEFAULT_DAYS,
-  EXPORT_COLUMNS, EXPORT_TYPES, MAX_COUNTED, MAX_DAYS, MAX_EXPORTED
+  EXPORT_COLUMNS, EXPORT_TYPES, MAX_DAYS, MAX_EXPORTED
 } from '../../schemas/audit.ts'
 import type { EventName } from '../../schemas/events.ts'
 import { LEVELS } from '../../schemas/levels.ts'
@@ -14,7 +14,7 @@ import { principalOf } from '../http/routes/actor.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
 import type { Domain } from '../http/routes/types.ts'
 import {
-  countEvents, exportEvents, listEvents, type CountedDay, type EventFilter, type EventOfList
+  countEvents, exportEvents, listEvents, mostOfDay, type CountedDay, type EventFilter, type EventOfList
 } from '../repositories/audit/events.ts'
 import { findMemberNames } from '../repositories/people/members.ts'
 import { findRuleNames, type Principal } from '../repositories/people/principals.ts'
@@ -71,9 +71,7 @@ export const audit: Domain = async (app) => {
       if (!seesEvents(principal)) return { data: [] }
       const counts = await inTurn(request, async (turn) => countInSteps(principal.organization.id, filter, days, turn))
       const data = days.map(({ date }, i) => {
-        const count = Math.min(counts[i]!, MAX_COUNTED)
-        const attributes = { date, count, is_capped: counts[i]! > MAX_COUNTED }
-        return { type: 'audit-event-counts' as const, id: date, attributes }
+        return { type: 'audit-event-counts' as const, id: date, attributes: { date, ...counts[i]! } }
       })
       return { data }
     }
@@ -112,12 +110,18 @@ export const audit: Domain = async (app) => {
   async function countInSteps (
     organizationId: string, filter: Omit<EventFilter, 'from' | 'to'>, days: readonly CountedDay[],
     { waitFor, pace }: Turn
-  ): Promise<number[]> {
-    const counts: number[] = []
+  ): Promise<{ count: number, is_capped: boolean }[]> {
+    const counts: { count: number, is_capped: boolean }[] = []
+    let counted = 0
     for (let at = 0; at < days.length; at += DAYS_OF_STEP) {
       const began = performance.now()
       const some = days.slice(at, at + DAYS_OF_STEP)
-      counts.push(...await waitFor(countEvents(app.lists, organizationId, filter, some)))
+      const most = mostOfDay(filter, counted, some.length)
+      for (const found of await waitFor(countEvents(app.lists, organizationId, filter, some, most))) {
+        const count = Math.min(found, most)
+        counted += count
+        counts.push({ count, is_capped: found > most })
+      }
       await pace(began)
     }
     return counts
