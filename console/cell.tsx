@@ -139,11 +139,11 @@ export function NameHistory ({ level, project, name, done = () => {} }: At & { n
     }
     return { list, next, ...counts }
   }, [name, pages])
-  /** The value after a change, and before it. */
+  /** The value after a change, and before it. Before an addition is none, also if no version has the deletion. */
   const valuesOf = async (id: string) => {
     const { data: { data } } = await callLevel('readNameHistory', level, { query: { name, values: true, after: String(Number(id) + 1) } })
-    const i = data.findIndex((one) => one.id === id)
-    return [present(data[i]?.attributes.value === null ? '' : data[i]?.attributes.value), data[i + 1]?.attributes.value] as const
+    const { value, change } = data.find((one) => one.id === id)?.attributes ?? {}
+    return [present(value === null ? '' : value), change === 'added' ? null : data[1]?.attributes.value] as const
   }
   const show = (id: string, isRemoved: boolean) => async () => {
     const [after, before] = await valuesOf(id)

@@ -128,6 +128,28 @@ t.test('on a phone, what a row opens is in sight', { skip }, async (t) => {
   t.ok(await page.getByRole('rowheader', { name: 'NAME_39' }).isVisible())
 })
 
+t.test('the history of a name shows no value before an addition, also without the version between', { skip }, async (t) => {
+  const { url, nimbus, rosa, page } = await visitConsole(t, browser, 1280)
+  const level = { project: 'shop' }
+  await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })
+  await nimbus.call('POST', '/nimbus/secrets/store', { ...level, plaintext: 'A=first\n' })
+  await nimbus.call('POST', '/nimbus/secrets/delete', level)
+  const { body } = await nimbus.call('POST', '/nimbus/secrets/versions', { ...level, level: 'project' })
+  t.equal((await nimbus.call('DELETE', `/nimbus/secrets/versions/${body.data[0].id}`, { force: true })).status, 204)
+  await nimbus.call('POST', '/nimbus/secrets/store', { ...level, plaintext: 'A=second\n' })
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { A: 'third' } })
+  await page.goto(`${url}/console/nimbus/shop/-/level`)
+  await signIn(page, rosa)
+  await button(page, 'History A').click()
+  const changes = page.getByRole('region', { name: 'Changes of A' }).getByRole('listitem')
+  for (const [i, shown] of [/second[^]*third/, /second/, /first/].entries()) {
+    await button(changes.nth(i), /^Reveal/).click()
+    await button(changes.nth(i), /^Hide/).waitFor()
+    t.match(await changes.nth(i).innerText(), shown)
+  }
+  t.notMatch(await changes.nth(1).innerText(), /first/)
+})
+
 t.test('people with a role in the organization see what the role includes, and no more', { skip }, async (t) => {
   const { service, url, nimbus } = await visitConsole(t, browser, 1280)
   await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })
