@@ -27,6 +27,7 @@ async function withDocument (t: Test, plaintext: string, format = 'env'): Promis
   await page.goto(`${url}/console/nimbus/shop/-/level`)
   await signIn(page, rosa)
   await button(page, 'Import…').click()
+  await page.getByRole('dialog').waitFor()
   return visited
 }
 

@@ -161,7 +161,8 @@ const STATEMENTS: Record<string, number> = {
   redeemCoupon: 10,
   removeCoupon: 7,
   deleteApiToken: 10,
-  listWorkloads: 2,
+  // The first one reads the size of the rules, because a list of large rules takes its turn.
+  listWorkloads: 3,
   createWorkload: 8,
   getWorkload: 2,
   updateWorkload: 9,
