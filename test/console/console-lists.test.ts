@@ -16,6 +16,7 @@ t.teardown(async () => browser?.close())
 async function openImport (page: Page) {
   await button(page, 'Import…').waitFor()
   if (!await page.getByRole('dialog').isVisible()) await button(page, 'Import…').click()
+  await page.getByRole('dialog').waitFor()
 }
 
 /** A window that shows a level of a project with this document. */
@@ -26,8 +27,7 @@ async function withDocument (t: Test, plaintext: string, format = 'env'): Promis
   if (plaintext !== '') await nimbus.call('POST', '/nimbus/secrets/store', { project: 'shop', plaintext })
   await page.goto(`${url}/console/nimbus/shop/-/level`)
   await signIn(page, rosa)
-  await button(page, 'Import…').click()
-  await page.getByRole('dialog').waitFor()
+  await openImport(page)
   return visited
 }
 
@@ -172,7 +172,7 @@ t.test('an import of a project whose key only people hold keeps names, also from
   await said(page, 'Created the project Vault. Some programs read other values from line 3 of its text.')
   // The key stays open, because the page is not loaded again.
   await page.evaluate("history.pushState(null, '', '/console/nimbus/vault/-/level'); dispatchEvent(new PopStateEvent('popstate'))")
-  await button(page, 'Import…').click()
+  await openImport(page)
   const plan = await preview(page, 'A=1\nB=2\n')
   await plan.getByText('Changes 1').waitFor()
   t.match(await plan.innerText(), /Changes 1\s+B\s/, 'other programs read 2#b')
