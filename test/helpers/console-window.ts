@@ -6,6 +6,7 @@ import { operationsOfConsole } from './console.ts'
 import { byTurns } from './long.ts'
 import { makePerson, type Person } from './people.ts'
 import { patiently } from './traffic.ts'
+import { until } from './until.ts'
 
 // The console in a window of Chromium.
 
@@ -91,10 +92,13 @@ const HEIGHTS = `${VISIBLE}.filter((one) => one.matches('button, select, summary
 export async function isCompact (t: Test, page: Page, what: string) {
   const { width } = page.viewportSize()!
   const where = `${what}, ${width} pixels`
+  const height = width > 1000 ? '32 ' : '44 '
+  const others = async () => (await page.evaluate(HEIGHTS) as string[]).filter((one) => !one.startsWith(height))
+  // A list draws itself for the new width after the event of the window.
+  await until(async () => (await others()).length === 0).catch(() => {})
+  t.strictSame(await others(), [], `${where}: controls`)
   const content = await page.evaluate(CONTENT) as number
   t.ok(content <= 120, `${where}: the content begins at ${content} pixels`)
-  const height = width > 1000 ? '32 ' : '44 '
-  t.strictSame((await page.evaluate(HEIGHTS) as string[]).filter((one) => !one.startsWith(height)), [], `${where}: controls`)
 }
 
 export const button = (at: Page | Locator, name: string | RegExp) => at.getByRole('button', { name, ...(typeof name === 'string' && { exact: true }) })
