@@ -174,7 +174,7 @@ export const secrets: Domain = async (app) => {
         const state = requireLevel(request, found)
         const secret = ownSecret(state)
         if (!isStored(secret)) return fail('not_found', { resource: 'secret' })
-        requirePrecondition(request.headers, etagOf(storageKey, [secret]))
+        requirePrecondition(request.headers, () => etagOf(storageKey, [secret]))
         const record = { action: 'delete' as const, blob: openCurrent(storageKey, state, secret) }
         const change: Change = { blob: null, record: no_backup ? null : record, event: 'secret.delete' }
         if (!isDryRun(request)) return { change, answer: () => ({ status: 204, body: null }) }
@@ -196,7 +196,7 @@ export const secrets: Domain = async (app) => {
         const state = await lockLevel(db, request)
         const secret = ownSecret(state)
         if (!isStored(secret)) return fail('not_found', { resource: 'secret' })
-        requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
+        requirePrecondition(request.headers, () => etagOf(storageKeyOf(app.keyring, organization), [secret]))
         return { state, secret }
       },
       decide: ({ state, secret }) => ({
@@ -327,7 +327,7 @@ const storing: Domain = async (app) => {
         decide (found) {
           const state = requireLevel(request, found)
           const secret = ownSecret(state)
-          requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
+          requirePrecondition(request.headers, () => secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
           const accepted = acceptContent(app, state, request.body)
           const { blob, revealed } = accepted
           const notes = notesOf(state, accepted)

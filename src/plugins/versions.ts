@@ -182,7 +182,7 @@ export const versions: Domain = async (app) => {
           if (state === undefined) return fail('not_found')
           const restored = requireKept(request, requireVersion(request, found))
           const current = ownSecret(state)
-          requirePrecondition(request.headers, current?.is_stored ? etagOf(storageKey, [current]) : undefined)
+          requirePrecondition(request.headers, () => current?.is_stored ? etagOf(storageKey, [current]) : undefined)
           const accepted = acceptRestored(app, storageKey, state, restored, request.body)
           const { blob, revealed } = accepted
           const notes = notesOfRestore(state, accepted)

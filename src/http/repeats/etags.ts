@@ -92,7 +92,7 @@ export async function requireCurrent (db: Db, request: FastifyRequest, id: strin
   const { headers } = request
   if (changes === undefined || (headers['if-match'] ?? headers['if-none-match']) === undefined) return
   const item = await changes(db, principalOf(request).organization.id, id) ?? fail('not_found')
-  requirePrecondition(headers, tagOf(item))
+  requirePrecondition(headers, () => tagOf(item))
 }
 
 /** Whether If-None-Match or If-Match lists the ETag or is `*` (RFC 9110, 13.1). False for an invalid header. */
@@ -103,13 +103,15 @@ export function listsEtag (header: string | undefined, etag: string | undefined,
 }
 
 /**
- * Ends the request with 412 if `If-Match` does not list the ETag, or `If-None-Match` lists it. `etag` is undefined if
- * the resource does not exist.
+ * Ends the request with 412 if `If-Match` does not list the ETag, or `If-None-Match` lists it. `etagNow` returns the
+ * present ETag, or undefined if the resource does not exist.
  */
 export function requirePrecondition (
-  headers: { 'if-match'?: string | undefined, 'if-none-match'?: string | undefined }, etag: string | undefined
+  headers: { 'if-match'?: string | undefined, 'if-none-match'?: string | undefined }, etagNow: () => string | undefined
 ) {
   const { 'if-match': match, 'if-none-match': noneMatch } = headers
+  if ((match ?? noneMatch) === undefined) return
+  const etag = etagNow()
   // If-Match compares strongly: a weak ETag matches nothing.
   if (match !== undefined && !listsEtag(match, etag, true)) fail('precondition_failed')
   if (noneMatch !== undefined && listsEtag(noneMatch, etag)) fail('precondition_failed')

@@ -72,7 +72,7 @@ export const changes: Domain = async (app) => {
             const state = requireLevel(request, found)
             const own = ownSecret(state)
             const secret = own?.is_stored ? own : undefined
-            requirePrecondition(request.headers, secret && etagOf(storageKey, [secret]))
+            requirePrecondition(request.headers, () => secret && etagOf(storageKey, [secret]))
             const read = secret && eventOfRead(state, secret)
             let edited: Edited
             try {
