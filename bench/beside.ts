@@ -9,12 +9,10 @@ import fs from 'node:fs'
 import os from 'node:os'
 import path from 'node:path'
 import { parseArgs } from 'node:util'
-import postgres from 'postgres'
 import { startPostgres } from '../test/helpers/postgres.ts'
 import { startLoad, type Request } from './load.ts'
-import { CONNECTIONS, measurePlaces, preparePlace, PROJECTS, type Place, type PlaceRow } from './places.ts'
+import { createDatabase, preparePlace, printRows, PROJECTS, roundsOf, type Place, type PlaceRow } from './places.ts'
 import { fillHistory, fillLayers, getting, LEVEL, makeLevel, posting, send, storing } from './seed.ts'
-import { renderTable, type Line } from './table.ts'
 
 const VERSIONS = 500
 const NAMES = 200
@@ -31,10 +29,7 @@ const { values, positionals: [checkout] } = parseArgs({
     workers: { type: 'string', default: '1' }
   }
 })
-const [rounds, seconds] = [Number(values.rounds), Number(values.seconds)]
-if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && seconds > 0)) {
-  throw new Error('--rounds and --seconds are whole numbers from 1')
-}
+const options = { only: values.only, ...roundsOf(values) }
 const cli = path.join(path.resolve(checkout ?? ''), 'dist/src/cli.js')
 if (checkout === undefined || !fs.existsSync(cli)) throw new Error('Give the checkout of the other build, with dist/')
 
@@ -83,15 +78,7 @@ const server = values.embedded ? undefined : await startPostgres()
 try {
   const own = await fill(await preparePlace(dir, await database('own')))
   const other = await fill(await preparePlace(dir, await database('other'), cli))
-  const lines: Line[] = []
-  for (const row of ROWS.filter(({ row }) => row.includes(values.only))) {
-    const line = await measurePlaces(load, { bar: MIN_RATE, ...row }, { own, other }, 'the other build', { rounds, seconds })
-    console.log(`${row.row}: ${line.ratio.toFixed(2)}`)
-    lines.push(line)
-  }
-  await Promise.all([own.stop(), other.stop()])
-  console.log(`\n${os.cpus().length} cores, Node.js ${process.version}, ${CONNECTIONS} connections, medians of ${rounds} rounds of ${seconds} s.\n`)
-  console.log(renderTable(lines))
+  await printRows(load, ROWS.map((row) => ({ bar: MIN_RATE, ...row })), { own, other }, 'the other build', options)
 } finally {
   load.close()
   await server?.close()
@@ -101,12 +88,7 @@ try {
 /** The settings of an empty database for one of the two builds. */
 async function database (name: string): Promise<Record<string, string>> {
   if (server === undefined) return { DATA_DIR: path.join(dir, name) }
-  const sql = postgres(server.url, { max: 1, onnotice: () => {} })
-  await sql.unsafe(`CREATE DATABASE ${name}`)
-  await sql.end()
-  const url = new URL(server.url)
-  url.pathname = `/${name}`
-  return { DATABASE_URL: url.href, DATABASE_POOL: '10', WORKERS: values.workers }
+  return { DATABASE_URL: await createDatabase(server.url, name), DATABASE_POOL: '10', WORKERS: values.workers }
 }
 
 async function fill (place: Place): Promise<Place> {

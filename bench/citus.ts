@@ -10,21 +10,15 @@ import { parseArgs } from 'node:util'
 import { createOnCitus, missingForCitus, startCitus } from '../test/helpers/citus.ts'
 import { startPostgres } from '../test/helpers/postgres.ts'
 import { startLoad } from './load.ts'
-import {
-  CONNECTIONS, measurePlaces, preparePlace, PROJECTS, TENANTS, type Place, type PlaceRow
-} from './places.ts'
+import { preparePlace, printRows, PROJECTS, roundsOf, TENANTS, type Place, type PlaceRow } from './places.ts'
 import { getting, storing, type Tenant } from './seed.ts'
-import { renderTable, type Line } from './table.ts'
 
 const { values } = parseArgs({
   options: {
     rounds: { type: 'string', default: '5' }, seconds: { type: 'string', default: '3' }, only: { type: 'string', default: '' }
   }
 })
-const [rounds, seconds] = [Number(values.rounds), Number(values.seconds)]
-if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && seconds > 0)) {
-  throw new Error('--rounds and --seconds are whole numbers from 1')
-}
+const options = { only: values.only, ...roundsOf(values) }
 const missing = missingForCitus()
 if (missing !== undefined) throw new Error(`The measurement on Citus needs ${missing}`)
 
@@ -56,13 +50,7 @@ try {
   const nodes = citus.nodes.map(({ url }) => url)
   const [other, own] = await Promise.all([postgres.url, await createOnCitus(nodes, 'strongroom')].map((url) =>
     preparePlace(dir, { DATABASE_URL: url, DATABASE_POOL: '10' }))) as [Place, Place]
-  const lines: Line[] = []
-  for (const row of ROWS.filter(({ row }) => row.includes(values.only))) {
-    lines.push(await measurePlaces(load, row, { own, other }, 'one PostgreSQL', { rounds, seconds }))
-  }
-  await Promise.all([own.stop(), other.stop()])
-  console.log(`\n${os.cpus().length} cores, Node.js ${process.version}, ${CONNECTIONS} connections, medians of ${rounds} rounds of ${seconds} s.\n`)
-  console.log(renderTable(lines))
+  await printRows(load, ROWS, { own, other }, 'one PostgreSQL', options)
 } finally {
   load.close()
   await Promise.all([postgres.close(), citus.close()])

@@ -1,10 +1,12 @@
 /** The same requests to two services in turns: another database, or another build. */
 import { randomBytes } from 'node:crypto'
+import os from 'node:os'
 import { pathToFileURL } from 'node:url'
+import postgres from 'postgres'
 import { total, type Outcome, type Request, type startLoad } from './load.ts'
 import { startService } from './processes.ts'
 import { fillProjects, fillTenants, makeTenants, type Tenant } from './seed.ts'
-import { compare, median, type Line } from './table.ts'
+import { compare, median, renderTable, type Line } from './table.ts'
 
 export const CONNECTIONS = 32
 export const TENANTS = 20
@@ -45,11 +47,47 @@ export async function preparePlace (dir: string, database: Record<string, string
   return { url: service.url, tenants, versions, cpu: service.cpu, stop: () => service.stop() }
 }
 
+/** Creates an empty database. Returns its URL. */
+export async function createDatabase (server: string, name: string): Promise<string> {
+  const sql = postgres(server, { max: 1, onnotice: () => {} })
+  await sql.unsafe(`CREATE DATABASE ${name}`)
+  await sql.end()
+  const url = new URL(server)
+  url.pathname = `/${name}`
+  return url.href
+}
+
+/** The rounds of a row and the seconds of each round, from the command line. */
+export function roundsOf (values: { rounds: string, seconds: string }): { rounds: number, seconds: number } {
+  const [rounds, seconds] = [Number(values.rounds), Number(values.seconds)]
+  if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && seconds > 0)) {
+    throw new Error('--rounds and --seconds are whole numbers from 1')
+  }
+  return { rounds, seconds }
+}
+
+/** Measures the rows whose names contain `only`, stops both services, and prints a Markdown table. */
+export async function printRows (
+  load: ReturnType<typeof startLoad>, rows: readonly PlaceRow[], places: { own: Place, other: Place },
+  reference: string, { only, ...options }: { only: string, rounds: number, seconds: number }
+): Promise<void> {
+  const lines: Line[] = []
+  for (const row of rows.filter(({ row }) => row.includes(only))) {
+    const line = await measurePlaces(load, row, places, reference, options)
+    console.log(`${row.row}: ${line.ratio.toFixed(2)}`)
+    lines.push(line)
+  }
+  await Promise.all([places.own.stop(), places.other.stop()])
+  const { rounds, seconds } = options
+  console.log(`\n${os.cpus().length} cores, Node.js ${process.version}, ${CONNECTIONS} connections, medians of ${rounds} rounds of ${seconds} s.\n`)
+  console.log(renderTable(lines))
+}
+
 /** `cost`: the CPU time of an answer in milliseconds, which depends less on the load of the machine than the rate. */
 interface Measured extends Outcome { cost: number }
 
 /** Sends the requests of a row to both services in turns. A ratio is the median of the rounds' ratios. */
-export async function measurePlaces (
+async function measurePlaces (
   load: ReturnType<typeof startLoad>, { row, requests, bar, connections = CONNECTIONS, expect = 200 }: PlaceRow,
   places: { own: Place, other: Place }, reference: string, { rounds, seconds }: { rounds: number, seconds: number }
 ): Promise<Line> {
