@@ -155,7 +155,8 @@ export async function buildApp (
     trustProxy: config.trustProxy,
     rewriteUrl: withoutBase(config.publicUrl),
     requestTimeout: 15_000,
-    connectionTimeout: 30_000,
+    // A long operation takes up to a minute, after a wait of up to a minute for its connection of the database.
+    connectionTimeout: 125_000,
     keepAliveTimeout: 72_000,
     forceCloseConnections: 'idle',
     return503OnClosing: false,

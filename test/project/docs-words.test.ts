@@ -176,7 +176,8 @@ t.test('the limits and defaults that pages name are those of the code', async (t
       `every ${inWords(constant('src/jobs/usage.ts', 'RECORD_EVERY') / 1000)} seconds`, `last ${DAYS_OF_USAGE} days`
     ],
     'docs/operations/configure.md': [
-      `within ${seconds('requestTimeout')} seconds`, `idle connections open for ${seconds('keepAliveTimeout')} seconds`
+      `within ${seconds('requestTimeout')} seconds`, `idle connections open for ${seconds('keepAliveTimeout')} seconds`,
+      `after ${seconds('connectionTimeout')} seconds without activity`
     ],
     'docs/operations/keys.md': [
       `1 to ${number(WRAPPED_BYTES)} bytes`,

@@ -69,6 +69,11 @@ t.test('health and readiness ignore unknown query parameters of load balancers; 
   t.equal((await caller.call('GET', '/user?probe=1')).status, 422)
 })
 
+t.test('a connection stays open as long as the longest operation may wait for the database and take', async (t) => {
+  const [wait, operation] = [60_000, 60_000]
+  t.ok(service.app.server.timeout > wait + operation, `${service.app.server.timeout} ms`)
+})
+
 t.test('HT-01 HT-05 a method that a path does not take is 405 with a sorted Allow, whatever the method is', async (t) => {
   for (const [method, path, allow] of [
     ['POST', '//healthz', 'GET, HEAD, OPTIONS'],
