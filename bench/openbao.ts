@@ -70,13 +70,15 @@ interface Initialized { keys: string[], root_token: string }
 async function startOpenBao (program: string, databaseUrl: string): Promise<Place> {
   const port = await freePort()
   const url = `http://127.0.0.1:${port}`
-  const config = path.join(dir, 'openbao.json')
-  fs.writeFileSync(config, JSON.stringify({
-    storage: { postgresql: { connection_url: databaseUrl } },
-    listener: [{ tcp: { address: `127.0.0.1:${port}`, tls_disable: true } }],
-    audit: [{ file: { all: { options: { file_path: path.join(dir, 'openbao-audit.log') } } } }],
-    api_addr: url
-  }))
+  const config = path.join(dir, 'openbao.hcl')
+  fs.writeFileSync(config, `
+    storage "postgresql" { connection_url = "${databaseUrl}" }
+    listener "tcp" {
+      address = "127.0.0.1:${port}"
+      tls_disable = true
+    }
+    audit "file" "all" { options { file_path = "${path.join(dir, 'openbao-audit.log')}" } }
+    api_addr = "${url}"`)
   const log = fs.openSync(path.join(dir, 'openbao.log'), 'a')
   const child = spawn(program, ['server', '-config', config], { stdio: ['ignore', log, log] })
   fs.closeSync(log)

@@ -114,11 +114,11 @@ export function getting (token: string, path: string, headers: Record<string, st
   return { method: 'GET', path, headers: { authorization: `Bearer ${token}`, ...headers } }
 }
 
-/** Sends a request and returns its body; throws on an error status. */
+/** Sends a request and returns its body, or undefined without one; throws on an error status. */
 export async function send (url: string, { method, path, headers, body }: Request): Promise<unknown> {
   const answer = await fetch(url + path, { method, ...headers && { headers }, ...body !== undefined && { body } })
   if (!answer.ok) throw new Error(`${method} ${path}: ${answer.status} ${await answer.text()}`)
-  return answer.json()
+  return answer.status === 204 ? undefined : answer.json()
 }
 
 async function makeTarget (url: string, { id, token }: Tenant, project: string): Promise<void> {
