@@ -4,6 +4,7 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSy
 import { tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 import t from 'tap'
+import { admittedToImage } from '../helpers/image.ts'
 
 // The packages that the service ships: their licences, and the scripts that run during their installation.
 
@@ -70,6 +71,25 @@ t.test('npm runs no install script, neither here nor in the container', async (t
   t.same(installs.filter((line) => !line.includes('--ignore-scripts')), [])
   // With this setting, npm does not run scripts before or after another script either.
   t.same(Object.keys(scripts).filter((name) => /^(?:pre|post|install$)/.test(name)), [])
+})
+
+t.test('the image has all that the build and its code name, and no tests, findings and documents', async (t) => {
+  const admitted = admittedToImage()
+  const folders = new Set(admitted.filter((path) => path.includes('/')).map((path) => path.slice(0, path.indexOf('/') + 1)))
+  const [, sources = ''] = /^const SOURCES = \[(.+)\]$/m.exec(read('scripts/build.mjs')) ?? []
+  const needed = [...sources.matchAll(/'(\w+)'/g)].map(([, name]) => `${name}/`)
+  const unneeded = ['test/', 'bench/', 'examples/']
+  t.same([...folders].sort(), [...needed.filter((name) => !unneeded.includes(name)), 'scripts/'].sort())
+  const copied = [...read('Dockerfile').matchAll(/^COPY (.+) \.\/$/gm)].flatMap(([, paths = '']) => paths.split(' '))
+    .map((path) => path.replace('/app/', '')).filter((path) => !path.startsWith('--'))
+  const compiled = [...read('scripts/build.mjs').matchAll(/'([\w/]*tsconfig\.json|[\w-]+\.yaml|scripts\/[\w.-]+)'/g)].map(([, path]) => path!)
+  t.ok(copied.includes('LICENSE') && compiled.includes('cli/tsconfig.json'))
+  t.same([...copied, ...compiled].filter((path) => !admitted.includes(path)), [])
+  // Imports of the sources lead to sources that are there, too.
+  const imports = admitted.filter((path) => /\.(?:tsx?|mjs)$/.test(path)).flatMap((path) =>
+    [...read(path).matchAll(/^(?:import|export) (?:[^']+ from )?'(\.[^']+)'/gm)].map(([, from]) => join(path, '..', from!)))
+  t.ok(imports.includes('schemas/console.ts'))
+  t.same([...new Set(imports)].filter((path) => !admitted.includes(path) && !path.startsWith('dist/')), [])
 })
 
 t.test('what the console and the client bundle is a production package, which the audit, licences and SBOM cover', async (t) => {
