@@ -1,4 +1,5 @@
-// runs: no database; 7 s
+// runs: no database; 15 s
+import { spawn } from 'node:child_process'
 import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { request } from 'node:http'
 import { join } from 'node:path'
@@ -8,6 +9,7 @@ import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { connect } from '../../src/db/database.ts'
 import { IN_PROOFS, LONG, sample } from '../helpers/long.ts'
 import { CLI, command, run, scratchDirectory, startServer } from '../helpers/process.ts'
+import { until } from '../helpers/until.ts'
 
 t.setTimeout(120_000)
 
@@ -45,6 +47,41 @@ t.test('the entries import nothing before this check that an old Node.js could f
   t.same(importsOf(CLI), ['./node-version.mjs', 'node:fs', 'node:url'])
   t.same(importsOf('src/node-version.mjs'), [])
   for (const file of ['scripts/start.mjs', 'scripts/cli.mjs']) t.same(importsOf(file), ['../src/node-version.mjs'])
+})
+
+t.test('one Ctrl-C, or one SIGTERM to npm, ends the service of `npm start`, and ends it in order', async (t) => {
+  // npm uses `sh`, which replaces itself by the script where it is bash, and does not where it is dash.
+  const shells = ['/bin/dash', '/bin/bash'].filter((shell) => existsSync(shell))
+  const start = (shell: string) => {
+    const child = spawn('npm', ['start', '--', '--no-build'], {
+      detached: true,
+      stdio: ['ignore', 'pipe', 'pipe'],
+      // With the delay, the signal that npm passes on arrives while the service stops.
+      env: { ...process.env, npm_config_script_shell: shell, DATA_DIR: scratchDirectory(t), PORT: '0', SHUTDOWN_DELAY: '1' }
+    })
+    let said = ''
+    for (const stream of [child.stdout, child.stderr]) stream.setEncoding('utf8').on('data', (text: string) => { said += text })
+    let isClosed = false
+    child.once('close', () => { isClosed = true })
+    t.teardown(() => {
+      // The group has the processes that npm left.
+      try { process.kill(-child.pid!, 'SIGKILL') } catch {}
+    })
+    const untilSaid = (text: string) => until(() => said.includes(text) || child.exitCode !== null, { within: 60_000 })
+    return { child, untilSaid, untilClosed: () => until(() => isClosed, { within: 30_000 }), said: () => said }
+  }
+  const { scripts } = JSON.parse(readFileSync('package.json', 'utf8')) as { scripts: Record<string, string> }
+  t.match(scripts, { start: /^exec /, cli: /^exec / })
+  const rows = shells.flatMap((shell) => (['terminal', 'npm'] as const).map((to) => [shell, to] as const))
+  for (const [shell, to] of sample(rows, 2)) {
+    const { child, untilSaid, untilClosed, said } = start(shell)
+    await untilSaid('Strongroom serves on')
+    if (to === 'terminal') process.kill(-child.pid!, 'SIGINT')
+    else child.kill('SIGTERM')
+    // Both streams are closed when the service has ended, too.
+    await untilClosed()
+    t.match(said(), /"msg":"stopping"[^]*"msg":"audit anchor"/, `${shell}, ${to}`)
+  }
 })
 
 t.test('a folder that this user may not read is named as such, not as missing', async (t) => {
