@@ -10,6 +10,7 @@ import { parse } from 'yaml'
 import { productionPackages } from './shipped-packages.mjs'
 
 const SBOM = 'dist/sbom.cdx.json'
+const KUBERNETES = 'examples/kubernetes/strongroom.yaml'
 
 const read = (path) => readFileSync(path, 'utf8')
 const readJson = (path) => JSON.parse(read(path))
@@ -29,6 +30,7 @@ const CHECKS = {
       'package-lock.json': lock.version,
       'package-lock.json, packages': lock.packages[''].version,
       'info.version of openapi.yaml': parse(read('openapi.yaml')).info.version,
+      [`the image of ${KUBERNETES}`]: /image: \S+\/strongroom:(\S+)/.exec(read(KUBERNETES))?.[1],
       '--version': run(process.execPath, 'dist/src/cli.js', '--version').trim()
     }
     return Object.entries(found).filter(([, version]) => version !== VERSION)

@@ -56,13 +56,15 @@ t.test('other versions, another changelog, a changed file and a missing database
   write('package-lock.json', '{"version":"0.2.0","packages":{"":{"version":"0.1.9"}}}')
   write('openapi.yaml', 'info: { version: 0.1.0 }')
   write('dist/src/cli.js', 'console.log("0.2.0")')
+  mkdirSync(join(dir, 'examples/kubernetes'), { recursive: true })
+  write('examples/kubernetes/strongroom.yaml', 'image: registry.example.com/strongroom:0.1.8\n')
   write('CHANGELOG.md', '# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-12-31\n')
   spawnSync('git', ['init', '--quiet'], { cwd: dir })
   const { status, stdout } = check(dir, 'tree', 'versions', 'changelog', 'database')
   t.equal(status, 1)
   for (const line of [
     /^tree: failed: commit or remove these changes:\n[^]*\?\? CHANGELOG\.md\n/m,
-    /^versions: failed: package-lock\.json, packages is 0\.1\.9, and package\.json has 0\.2\.0\ninfo\.version of openapi\.yaml is 0\.1\.0/m,
+    /^versions: failed: package-lock\.json, packages is 0\.1\.9, and package\.json has 0\.2\.0\ninfo\.version of openapi\.yaml is 0\.1\.0, .*\nthe image of \S+ is 0\.1\.8, /m,
     /^changelog: failed: the first heading of CHANGELOG\.md must be `## \[0\.2\.0\] - DATE`$/m,
     /^database: failed: there is no test\/releases\/0\.2\.0\.sql\.gz: run `npm run release:database`$/m
   ]) t.match(stdout, line)

@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process'
-import { readFileSync, writeFileSync } from 'node:fs'
+import { existsSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { gzipSync } from 'node:zlib'
 import postgres from 'postgres'
@@ -20,9 +20,15 @@ import { portable, readTotpSecret, type Contents } from './contents.ts'
 
 const MASTER_KEY = `k1:${Buffer.alloc(32, 'key of the tests of releases').toString('base64')}`
 const PASSWORD = 'correct horse battery'
+const fileOf = (end: string) => `test/releases/${VERSION}.${end}`
 /** The number of tokens that `user disable` deletes itself. A background job deletes the others. */
 const TOKENS_AT_ONCE = 1_000
 
+// The heading is `[Unreleased]` until the version is raised. Until then, the version is that of the last release.
+if (readFileSync('CHANGELOG.md', 'utf8').includes('\n## [Unreleased]\n') && existsSync(fileOf('sql.gz'))) {
+  console.error(`${fileOf('sql.gz')} is of a release: raise the version and rename [Unreleased] in CHANGELOG.md first`)
+  process.exit(1)
+}
 const ended: (() => unknown)[] = []
 const t = { teardown: (fn: () => unknown) => { ended.unshift(fn) } }
 try {
@@ -210,8 +216,8 @@ async function make () {
   if (dump.status !== 0) throw new Error(dump.stderr)
   const backup = join(scratchDirectory(t), 'last-backup')
   await run('backup', backup)
-  writeFileSync(`test/releases/${VERSION}.json`, `${JSON.stringify(contents, null, 2)}\n`)
-  writeFileSync(`test/releases/${VERSION}.sql.gz`, gzipSync(portable(dump.stdout), { level: 9 }))
-  writeFileSync(`test/releases/${VERSION}.backup.gz`, gzipSync(readFileSync(backup), { level: 9 }))
+  writeFileSync(fileOf('json'), `${JSON.stringify(contents, null, 2)}\n`)
+  writeFileSync(fileOf('sql.gz'), gzipSync(portable(dump.stdout), { level: 9 }))
+  writeFileSync(fileOf('backup.gz'), gzipSync(readFileSync(backup), { level: 9 }))
   console.log(`Wrote test/releases/${VERSION}.json, ${VERSION}.sql.gz and ${VERSION}.backup.gz`)
 }
