@@ -130,7 +130,7 @@ export async function signIn (url: string, scope: string, opensBrowser: boolean)
     code_challenge: await oauth.calculatePKCECodeChallenge(verifier),
     code_challenge_method: 'S256'
   }))
-  tell(`Open this address in your browser, or another browser: ${address.href}`)
+  tell(`${opensBrowser ? 'Sign in in your browser, or open this address' : 'Open this address in a browser'}: ${address.href}`)
   if (opensBrowser) openBrowser(address.href)
   else if (process.stdin.isTTY) tell('If the browser is on another machine, paste the address to which it returns here.')
   const returned = await callback(listener, state, !opensBrowser)

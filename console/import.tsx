@@ -75,7 +75,7 @@ const DIFFERENCES: Record<Warning['reason'], string> = {
   empty_before_comment: 'the value is empty. Some programs read the comment as the value: write "" before the comment.',
   backticks: 'a shell runs what is in backticks, and other programs keep them: put the value in single quotes.',
   unquoted: 'other programs, such as shells, may not read the value without quotes.',
-  text_after_quote: 'there is text after the closing quote, which other programs read differently.',
+  text_after_quote: 'there is text after the closing quote, which programs read differently. Write it\'s as "it\'s".',
   value_on_next_line: 'the value is on the line after the name, where other programs do not find it.',
   carriage_return: 'a carriage return stands alone, which other programs take as the end of a line.',
   quote_not_closed: 'the quote is closed only by an escaped one. Other programs refuse the text.',

@@ -79,7 +79,7 @@ export function InviteHere ({ level }: { level: Level }) {
     <InDialog name='member.invite' label='Invite a colleague here' kind='plain' at={{}} title={`Invite a colleague to ${titleOf(level)}`}>
       {(close) => (
         <>
-          <p>The person sees nothing else of the organization.</p>
+          <p>The person sees this place and the values that it inherits, and nothing else of the organization.</p>
           <InviteForm organization={level.organization} at={level} done={close} />
         </>
       )}

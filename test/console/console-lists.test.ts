@@ -165,7 +165,7 @@ t.test('an import of a project whose key only people hold keeps names, also from
   await page.getByLabel('Import (optional)').fill('# mine\nA=1\nB="2"b\n')
   await page.getByLabel('Only your people').check()
   await button(page, 'Create project').click()
-  await page.getByRole('alert').getByText('Line 3: there is text after the closing quote').waitFor()
+  await page.getByRole('alert').getByText(/^Line 3: there is text after the closing quote, .*Write it's as "it's"\.$/).waitFor()
   await page.getByLabel('Import (optional)').fill('# mine\nA=1\nB=2#b\n')
   await button(page, 'Create project').click()
   await page.getByRole('heading', { name: /Vault/, level: 1 }).waitFor()
