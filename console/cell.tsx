@@ -139,18 +139,20 @@ export function NameHistory ({ level, project, name, done = () => {} }: At & { n
     }
     return { list, next, ...counts }
   }, [name, pages])
-  /** The value after a change, and before it. Before an addition is none, also if no version has the deletion. */
+  /** The value after a change, before it, and as JSON. Nothing is before an addition, also without its deletion. */
   const valuesOf = async (id: string) => {
     const { data: { data } } = await callLevel('readNameHistory', level, { query: { name, values: true, after: String(Number(id) + 1) } })
-    const { value, change } = data.find((one) => one.id === id)?.attributes ?? {}
-    return [present(value === null ? '' : value), change === 'added' ? null : data[1]?.attributes.value] as const
+    const { value, change, json } = data.find((one) => one.id === id)?.attributes ?? {}
+    return [present(value === null ? '' : value), change === 'added' ? null : data[1]?.attributes.value, json] as const
   }
   const show = (id: string, isRemoved: boolean) => async () => {
     const [after, before] = await valuesOf(id)
     reveal(source, [...isRemoved ? [] : [[`${id} after`, after] as const], ...before == null ? [] : [[`${id} before`, before] as const]])
   }
   const restore = (id: string, isRemoved: boolean) => async () => {
-    const change = isRemoved ? { unset: [name] } : { set: { [name]: (await valuesOf(id))[0] } }
+    const json = isRemoved ? '' : (await valuesOf(id))[2]
+    if (json == null) throw new Error('The value has a number that JSON spells differently, such as 0x1F. Only a restore of the whole version brings it back.')
+    const change = isRemoved ? { unset: [name] } : { set: { [name]: json }, isJson: true }
     await apply(change, await stateOf(level), `Restored ${shownName(name)} in ${titleOf(level)} as of version ${id}.`)
   }
   return (

@@ -92,10 +92,8 @@ export function requireParsed (format: Format, text: string) {
 export async function restoreBody (level: Level, version: string, isClient: boolean): Promise<Schemas['RestoreBody']> {
   if (!isClient || !isOpen(projectPath(level))) return {}
   const key = heldKey(projectPath(level))
-  const stored = await storedVersion(level, version)
-  const key_proof = key.proof
-  if (stored.key.is_active) return { key_proof }
-  return { key_proof, content: await sealBlob(key, await openBlob(key, stored.content)) }
+  const { content, key: { is_active } } = await storedVersion(level, version)
+  return { key_proof: key.proof, ...!is_active && { content: await sealBlob(key, await openBlob(key, content)) } }
 }
 
 const storedVersion = async ({ organization }: Level, version: string) =>
@@ -127,7 +125,7 @@ export async function changeNames (
   level: Level, change: NameChange, etag: string | null | undefined, isClient: boolean, format: Format
 ): Promise<string | undefined> {
   if (!isClient) {
-    const { data, etag: after } = await sendNames(level, change, etag, [])
+    const { data, etag: after } = await sendNames(level, change, etag, change.isJson ? Object.keys(change.set!) : [])
     return data.data.unchanged ? undefined : after
   }
   const document = await readDocument(level, true)
@@ -139,15 +137,17 @@ export async function changeNames (
 }
 
 /**
- * Sends texts. The service does not replace an object or a list by a text, so the text of such a name is sent as the
- * object or list that it is.
+ * Sends texts, and those of `nested` as JSON. The service does not replace an object or a list by a text, so the text
+ * of such a name is sent as the object or list that it is.
  */
 async function sendNames (
   level: Level, change: NameChange, etag: string | null | undefined, nested: readonly string[]
 ): Promise<Reply<'changeEnvironmentSecrets'>> {
-  const { set = {}, unset = [] } = change
-  const json = nested.length === 0 ? undefined : `{"set":${nestedValues(set, nested)},"unset":${JSON.stringify(unset)}}`
-  return callLevel('changeSecrets', level, { body: change, json, etag }).catch((error: unknown) => {
+  const { isJson, ...body } = change
+  const { set = {}, unset = [] } = body
+  const more = { unset, ...isJson && { replace: [...nested] } }
+  const json = nested.length === 0 ? undefined : `{"set":${nestedValues(set, nested)},${JSON.stringify(more).slice(1)}`
+  return callLevel('changeSecrets', level, { body: isJson ? { set, ...more } : body, json, etag }).catch((error: unknown) => {
     const refused = Object.keys(set).filter((name) =>
       isRefused(error, name) && !nested.includes(name) && isNestedJson(set[name]!))
     if (refused.length === 0) throw error

@@ -90,13 +90,11 @@ export function differencesIn (format: Format, text: string, written?: ReadonlyS
 }
 
 export function isNestedJson (text: string): boolean {
-  try {
-    const value: unknown = JSON.parse(text)
-    return typeof value === 'object' && value !== null
-  } catch { return false }
+  try { return typeof (JSON.parse(text) ?? '') === 'object' } catch { return false }
 }
 
-export interface NameChange { set?: Record<string, string>, unset?: string[] }
+/** `isJson`: the values of `set` are JSON, and replace values of other types. */
+export interface NameChange { set?: Record<string, string>, unset?: string[], isJson?: boolean }
 
 export const objectText = (members: readonly (readonly [name: string, json: string])[]): string =>
   `{${members.map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(',')}}`

@@ -111,6 +111,9 @@ const NameChange = Type.Object({
     created_through: CREATED_THROUGH,
     value: Type.Optional(Nullable(Type.String({
       description: 'the value after the change; null if the name was removed; absent without `values`'
+    }))),
+    json: Type.Optional(Nullable(Type.String({
+      description: 'the value after the change as JSON, with its type and digits, for `set` of a change with `replace`; null if the name was removed, or if the value has a number that JSON cannot spell, such as 0x1F in YAML; absent without `values`'
     })))
   }, { title: 'NameChangeAttributes' })
 }, { title: 'NameChange' })

@@ -150,6 +150,32 @@ t.test('the history of a name shows no value before an addition, also without th
   t.notMatch(await changes.nth(1).innerText(), /first/)
 })
 
+t.test('a restore of an earlier value of a name keeps its type, or says why it cannot', { skip }, async (t) => {
+  const { url, nimbus, rosa, page } = await visitConsole(t, browser, 1280)
+  for (const [project, documents, restored] of [
+    ['json', ['{"A": 5432}', '{"A": {"b": [1.0, null]}}', '{"A": "5432"}', '{"A": null}', '{"A": 5432}'], [
+      [0, '{"A": null}'], [2, '{"A": "5432"}'], [4, '{"A": {"b":[1.0,null]}}'], [6, '{"A": 5432}']
+    ]],
+    ['yaml', ['A: True # c\n', 'A: 0x1F\n', 'A: x # d\n'], [[0, undefined], [1, 'A: true # d\n']]]
+  ] as const) {
+    await nimbus.call('POST', '/nimbus/projects', { name: project, secret_format: project })
+    for (const plaintext of documents) t.equal((await nimbus.call('POST', '/nimbus/secrets/store', { project, plaintext })).status, 200)
+    for (const [at, text] of restored) {
+      await page.goto(`${url}/console/nimbus/${project}/-/level`)
+      if (project === 'json' && at === 0) await signIn(page, rosa)
+      await button(page, 'History A').click()
+      // Each restore adds a change above the earlier ones.
+      const earlier = button(page.getByRole('region', { name: 'Changes of A' }), /^Restore value/)
+      await earlier.nth(at).click()
+      if (text === undefined) await page.getByText('JSON spells differently, such as 0x1F').waitFor()
+      else {
+        const read = async () => (await nimbus.call('GET', `/nimbus/${project}/secrets?decrypt=true`)).body.data.attributes.levels.project.content
+        await until(async () => await read() === text)
+      }
+    }
+  }
+})
+
 t.test('people with a role in the organization see what the role includes, and no more', { skip }, async (t) => {
   const { service, url, nimbus } = await visitConsole(t, browser, 1280)
   await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })

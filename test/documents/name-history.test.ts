@@ -3,6 +3,8 @@ import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
 import { random } from '../../src/crypto/primitives.ts'
 import { MAX_OPENED_VERSIONS } from '../../schemas/names.ts'
+import { emptyEntries } from '../../src/rules/documents/entries.ts'
+import { readClosely } from '../../src/rules/documents/read.ts'
 import { DETAILS, earlier, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
@@ -100,6 +102,48 @@ t.test('values are those after the change: spelled as in every other read', asyn
   t.strictSame(await changes(json, 'A'), [
     'update changed B', 'update changed A', 'update changed {"a":[1]}', 'update changed ', 'update changed 1.5', 'create added 1.50'
   ])
+})
+
+t.test('a name that is set to the JSON of its history has the value again, with its type and digits', async (t) => {
+  const values = [
+    '5432', '"5432"', 'true', '"true"', 'null', '""', '1.50', '1E+400', '12345678901234567890', '-0', '"\\u0000\\n é"',
+    '{"a":[1.0,{"b":null}],"A":"1"}', '[]', '"[]"'
+  ]
+  for (const [format, document, more] of [
+    ['json', (value: string) => `{"X": 1, "A": ${value}, "B": 2}`, ['{"a":1,"a":2.0}', '1,"A":3']],
+    ['yaml', (value: string) => `X: &x {a: 1}\nA: ${value}\nB: 2\n`, [
+      'text', 'True', '~', '', '2026-01-01', '7 # c', '[1.10, x]', '*x', '|\n  a\n  b', '\n  b: 1.0\n  c: ["2"]'
+    ]]
+  ] as const) {
+    const at = await makeLevel(owner, { slug: `typed-${format}`, secret_format: format })
+    const path = `/${org}/typed-${format}/backend/live/secrets`
+    const valueIn = async () => {
+      const { content } = (await owner.call('GET', `${path}?decrypt=true`)).body.data.attributes.levels.environment
+      const typed = emptyEntries()
+      t.ok(readClosely(format, content, { typed }), content)
+      return typed['A']
+    }
+    for (const [i, value] of [...values, ...more].entries()) {
+      // Versions with values that read the same would not be changes.
+      await store(at, document(`"before ${i}"`))
+      const version = await store(at, document(value))
+      const before = await valueIn()
+      const { attributes } = (await history(at, 'A', `&values=true&after=${Number(version) + 1}`)).body.data[0]
+      for (const other of ['another', attributes.value]) {
+        await ok(owner.call('PATCH', path, { set: { A: other }, replace: ['A'] }))
+        const body = `{"set": {"A": ${attributes.json}}, "replace": ["A"]}`
+        await ok(owner.call('PATCH', path, body, { 'content-type': 'application/json' }))
+        t.equal(await valueIn(), before, `${format} ${value}`)
+      }
+    }
+  }
+  const env = await makeLevel(owner, { slug: 'typed-env' })
+  for (const plaintext of ['A=5432', 'A="it\'s\\n1"', 'A=', 'B=1']) await store(env, plaintext)
+  t.strictSame(await jsonOf(env), [null, '""', '"it\'s\\n1"', '"5432"'])
+  const yaml = { project: 'typed-yaml', target: 'backend', environment: 'live' }
+  for (const value of ['0x1F', '012', '.5', '+1', '-.inf', '[0x1F]', '{a: 1., b: x}', '012 ', 'x']) await store(yaml, `A: ${value}`)
+  t.strictSame((await jsonOf(yaml)).slice(0, 8), ['"x"', null, null, null, null, null, null, null], 'JSON does not spell these numbers')
+  t.notMatch((await history(yaml, 'A')).text, '"json"')
 })
 
 t.test('unreadable, deleted and unrecorded versions are skipped and counted; a newer one has the change', async (t) => {
@@ -297,6 +341,9 @@ async function changes (place: Place, name: string, query = '', caller: Caller =
   if (body.data === undefined) throw new Error(text)
   return body.data.map(({ attributes: { action, change, value } }: any) => `${action} ${change} ${value}`)
 }
+
+const jsonOf = async (place: Place): Promise<(string | null)[]> =>
+  (await history(place, 'A', '&values=true')).body.data.map(({ attributes: { json } }: any) => json)
 
 async function store (place: Place, plaintext: string, more: object = {}, caller: Caller = owner): Promise<string> {
   return (await ok(caller.call('POST', `/${caller.organization}/secrets/store`, { ...place, plaintext, ...more }))).body.data.version

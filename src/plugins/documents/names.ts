@@ -94,7 +94,8 @@ export const names: Domain = async (app) => {
       handler: async (request, reply) => {
         const { query } = request
         const answer = await inTurn(request, async (turn) => traceName(request, query, turn))
-        const characters = answer.data.reduce((sum, { attributes }) => sum + (attributes.value?.length ?? 0), 0)
+        const characters = answer.data.reduce((sum, { attributes }) => sum +
+          (attributes.value?.length ?? 0) + (attributes.json?.length ?? 0), 0)
         return sendRead(reply, answer, characters)
       }
     })
@@ -147,7 +148,7 @@ export const names: Domain = async (app) => {
     const { retention_days } = organization.plan
     const context = { ...turn, keyring: app.keyring, storageKey: storageKeyOf(app.keyring, organization) }
     const { changes, opened, unreadable, missing, next } = await nameHistory(
-      context, state, name, after === undefined ? NEWEST : Number(after),
+      context, state, { name, after: after === undefined ? NEWEST : Number(after), withJson: values },
       async (before, limit) => secret === undefined
         ? { rows: [], isEnd: true, lostAfter: 0, lostBefore: 0 }
         : waitFor(request, listVersionContents(app.lists, state, secret, retention_days, before, limit))
@@ -217,7 +218,7 @@ const isAnyKnown = ({ headers }: FastifyRequest) => headers['if-none-match'] ===
 const include = (request: FastifyRequest): Include =>
   request.headers['if-none-match'] === undefined || isAnyKnown(request) ? 'readable' : 'revisions'
 
-function toItem ({ version, change, value }: Change, withValues: boolean): NameChange {
+function toItem ({ version, change, value, json }: Change, withValues: boolean): NameChange {
   const { id, action, created_at } = version
   return {
     type: 'secret-name-changes',
@@ -227,7 +228,7 @@ function toItem ({ version, change, value }: Change, withValues: boolean): NameC
       action,
       created_at,
       ...shownAuthor(version),
-      ...(withValues && { value: value ?? null })
+      ...(withValues && { value: value ?? null, json: json ?? null })
     }
   }
 }

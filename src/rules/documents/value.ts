@@ -1,7 +1,7 @@
-import type { DocumentFormat, Entries } from './entries.ts'
+import { emptyEntries, type DocumentFormat, type Entries } from './entries.ts'
 import { MAX_TOKENS, parseJson } from './json.ts'
 import { withoutMark } from './positions.ts'
-import { readDocument } from './read.ts'
+import { readClosely, readDocument } from './read.ts'
 import { WORK, type Work } from './work.ts'
 import { YAML_LENGTH } from './yaml.ts'
 
@@ -21,9 +21,43 @@ export function readValue (
   return entries && { value: entries[name] }
 }
 
+const JSON_NUMBER = /^-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?$/
+
+/**
+ * Reads a value of a JSON or YAML document as JSON, with its type and the digits of its numbers, so that a change of
+ * the name to this JSON writes the value again. Undefined if the value is, or contains, a number that JSON spells
+ * differently, such as `0x1F` in YAML. The document has the name.
+ *
+ * @param work counts the work of the readers
+ */
+export function readValueAsJson (
+  format: 'json' | 'yaml', text: string, name: string, work: Work = { done: 0 }
+): string | undefined {
+  const found = format === 'json' ? jsonValue(text, name, work) : yamlValue(text, name)
+  if (found?.value !== undefined) {
+    const { value, isPlain = false } = found
+    // Other plain values can be numbers or null.
+    if (!isPlain || /^[A-Za-z]/.test(value)) return JSON.stringify(value)
+    if (JSON_NUMBER.test(value)) return value
+  }
+  const typed = emptyEntries()
+  readClosely(format, text, { typed }, undefined, work)
+  const json = typed[name]
+  return json !== undefined && isJson(json) ? json : undefined
+}
+
+function isJson (text: string): boolean {
+  try {
+    JSON.parse(text)
+    return true
+  } catch { return false }
+}
+
+interface Found { value: string | undefined, isPlain?: boolean }
+
 // A text of at most MAX_TOKENS characters cannot have too many tokens. Returns undefined for values of other types than
 // string, which `readDocument` returns in another form than `JSON.parse`.
-function jsonValue (text: string, name: string, work: Work) {
+function jsonValue (text: string, name: string, work: Work): Found | undefined {
   if (text.length > MAX_TOKENS) return undefined
   // Names with escape sequences need another parser.
   if (text.includes('\\')) work.done += text.length / 8 * WORK.jsonToken
@@ -46,10 +80,10 @@ const YAML_LINE =
 const YAML_WORD = /^(?:null|true|false)$/i
 
 // Does not use the package `yaml`, which needs milliseconds for each document.
-function yamlValue (text: string, name: string) {
+function yamlValue (text: string, name: string): Found | undefined {
   if (text.length > YAML_LENGTH) return undefined
   const names = new Set<string>()
-  let value: string | undefined
+  let found: Found = { value: undefined }
   for (let at = 0, lines = 0; at < text.length; at = YAML_LINE.lastIndex) {
     YAML_LINE.lastIndex = at
     const match = YAML_LINE.exec(text)
@@ -60,7 +94,7 @@ function yamlValue (text: string, name: string) {
     names.add(own)
     if (own !== name) continue
     if (plain !== undefined && YAML_WORD.test(plain)) return undefined
-    value = plain ?? double ?? single
+    found = { value: plain ?? double ?? single, isPlain: plain !== undefined }
   }
-  return { value }
+  return found
 }

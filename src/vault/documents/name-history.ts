@@ -6,7 +6,7 @@ import { ownSecret, type LevelState } from '../../repositories/levels/levels.ts'
 import type { PageLimit, VersionContent, VersionContents } from '../../repositories/secrets/version-contents.ts'
 import { compareEntries, emptyEntries, type Comparison, type Entries } from '../../rules/documents/entries.ts'
 import { readDocument } from '../../rules/documents/read.ts'
-import { readValue } from '../../rules/documents/value.ts'
+import { readValue, readValueAsJson } from '../../rules/documents/value.ts'
 import { workOfDocument, type Work } from '../../rules/documents/work.ts'
 import { dataKeyOf } from '../keys/keys.ts'
 import { openVersion } from './documents.ts'
@@ -17,8 +17,11 @@ const MAX_BYTES = 8 * 1024 * 1024
 /** The maximum page of one statement. The driver decodes all its rows without a yield to the event loop. */
 const PAGE = { versions: 100, bytes: 1024 * 1024 }
 
-/** A version that changed the name. `value` is the new value; undefined if the version removed the name. */
-export interface Change { version: VersionContent, change: NameChangeWord, value: Value }
+/**
+ * A version that changed the name. `value` is the new value; undefined if the version removed the name. `json` is the
+ * value as JSON, if it was asked for and JSON can spell it.
+ */
+export interface Change { version: VersionContent, change: NameChangeWord, value: Value, json: string | undefined }
 
 export interface NameHistory {
   /** The changes, newest first. */
@@ -46,10 +49,11 @@ const UNREADABLE = Symbol('unreadable')
  */
 export async function nameHistory (
   context: Pick<ReadContext, 'keyring' | 'storageKey' | 'work' | 'pace' | 'isDisconnected'>, state: LevelState,
-  name: string, after: number, load: (before: number, limit: PageLimit) => Promise<VersionContents>
+  { name, after, withJson }: { name: string, after: number, withJson: boolean },
+  load: (before: number, limit: PageLimit) => Promise<VersionContents>
 ): Promise<NameHistory> {
   const { keyring, storageKey, work, pace } = context
-  const valueIn = createReader(keyring, storageKey, state, name, work)
+  const { valueIn, jsonIn } = createReader(keyring, storageKey, state, name, work)
   const opened: VersionContent[] = []
   const found = { changes: [] as Change[], unreadable: 0, missing: 0 }
   /** The version to compare with the next older version, with its index and the counts before it. */
@@ -108,7 +112,7 @@ export async function nameHistory (
   function compare (version: VersionContent, before: Value, value: Value) {
     if (before === value) return
     const change = before === undefined ? 'added' : value === undefined ? 'removed' : 'changed'
-    found.changes.push({ version, change, value })
+    found.changes.push({ version, change, value, json: withJson ? jsonIn(version, value) : undefined })
   }
 }
 
@@ -168,15 +172,25 @@ function createOpener (keyring: Keyring, storageKey: KeyObject, state: LevelStat
 
 function createReader (keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string, work: Work) {
   const open = createOpener(keyring, storageKey, state)
+  const { secret_format: format } = state.project
   // Caches the last value, because consecutive versions often have the same content, for example after a key rotation.
   let last: { text: string, value: Value | typeof UNREADABLE } | undefined
+  return { valueIn, jsonIn }
 
-  return (version: VersionContent): Value | typeof UNREADABLE => {
+  function valueIn (version: VersionContent): Value | typeof UNREADABLE {
     const text = open(version)
     if (text === undefined) return UNREADABLE
     if (last?.text === text) return last.value
-    const read = readValue(state.project.secret_format, text, name, work)
+    const read = readValue(format, text, name, work)
     last = { text, value: read === undefined ? UNREADABLE : read.value }
     return last.value
+  }
+
+  /** The value of a version as JSON. Opens the version of a JSON or YAML document again, for the type of the value. */
+  function jsonIn (version: VersionContent, value: Value): string | undefined {
+    if (value === undefined || format === 'text') return undefined
+    if (format === 'env') return JSON.stringify(value)
+    work.done += workOfDocument(version.size_bytes)
+    return readValueAsJson(format, open(version)!, name, work)
   }
 }
