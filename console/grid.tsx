@@ -112,8 +112,8 @@ export function useGrid ({ count, columns, height, head, open = -1, extra = 0 }:
   }
 }
 
-/** A row in the page, or the height of rows that are not. */
+/** A row in the page, or the height of others. All are in one list, in which Preact keeps what has the same key. */
 type Part = { row: number } | { gap: number }
 
-export const rowsOf = (parts: readonly Part[], show: (row: number) => ComponentChildren) => parts.map((part, i) =>
+export const rowsOf = (parts: readonly Part[], show: (row: number) => ComponentChildren) => parts.flatMap((part, i) =>
   'row' in part ? show(part.row) : <tr key={`gap ${i}`} aria-hidden='true' class='gap'><td style={{ height: `${part.gap}px` }} /></tr>)

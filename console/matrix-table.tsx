@@ -60,7 +60,7 @@ export function MatrixTable ({ project, columns, rows, ask, more }: Grid & {
     const differs = isDifferent(found[index]!)
     const label = shownName(name)
     return (
-      <tr key={name} aria-rowindex={index + 2}>
+      <tr key={`name ${name}`} aria-rowindex={index + 2}>
         <th scope='row' title={label}>{label}</th>
         {shown.map((column, i) => {
           const cell = cells[column]!

@@ -182,7 +182,7 @@ function NameList ({ level, project, rows, text }: At & { rows: readonly NameRow
     const look = (column: number) => ({ description: label, kind: 'plain' as const, more: { ...grid.cell(index, column, tools), ...column !== 1 && column !== 2 && { 'aria-expanded': at === index && COLUMNS[open!.kind] === column } } })
     const state = !isHere ? 'inherited' : overrides.length > 0 ? 'overrides' : 'set'
     return [
-      <tr key={name} class={at === index ? 'name open' : 'name'} aria-rowindex={index + 2}>
+      <tr key={`name ${name}`} class={at === index ? 'name open' : 'name'} aria-rowindex={index + 2}>
         <th scope='row'><button type='button' class='plain' data-action='name.open' title={label} aria-expanded={at === index && open!.kind === 'value'} {...grid.cell(index, 0, tools)} onClick={() => toggle({ kind: 'value', name })}>{label}</button></th>
         <td><i class={`sign ${state}`} />{isHere ? overrides.length === 0 ? 'set here' : `overrides ${overrides.at(-1)!}` : `from ${from}`}</td>
         <td class='short'><Value value={value} /></td>
@@ -197,7 +197,7 @@ function NameList ({ level, project, rows, text }: At & { rows: readonly NameRow
         </td>
       </tr>,
       at === index && open !== undefined && (
-        <tr key={`${name} ${open.kind}`} class='panel' ref={panel}>
+        <tr key={`${open.kind} ${name}`} class='panel' ref={panel}>
           <td colSpan={4}>
             <h2 class='long'>{label}</h2>
             {open.kind === 'value' && <Secret source={source} name={name} read={read} />}

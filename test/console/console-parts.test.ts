@@ -128,6 +128,36 @@ t.test('on a phone, what a row opens is in sight', { skip }, async (t) => {
   t.ok(await page.getByRole('rowheader', { name: 'NAME_39' }).isVisible())
 })
 
+t.test('a typed value stays while the list scrolls and gets names, also beside names that look like keys', { skip }, async (t) => {
+  const { url, nimbus, rosa, page } = await visitConsole(t, browser, 1280)
+  await nimbus.call('POST', '/nimbus/projects', { name: 'Shop', secret_format: 'json' })
+  const names = Array.from({ length: 100 }, (_, i) => `NAME_${i + 100}`)
+  const set = Object.fromEntries([...names, 'NAME_105 edit', 'edit NAME_105', 'gap 0', 'name NAME_105'].map((name) => [name, `value of ${name}`]))
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set })
+  await page.goto(`${url}/console/nimbus/shop/-/level`)
+  await signIn(page, rosa)
+  await button(page, 'Change NAME_105').click()
+  const field = page.getByLabel('New value')
+  await field.fill('typed')
+  const row = page.locator('tbody tr[aria-rowindex]')
+  for (const y of [300, 1500, 3000, 0]) {
+    const before = await row.allInnerTexts()
+    await page.locator('.names').evaluate((region: unknown, y) => (region as { scrollTo (x: number, y: number): void }).scrollTo(0, y), y)
+    await until(async () => (await row.allInnerTexts()).join() !== before.join())
+    t.equal(await field.inputValue(), 'typed', `at ${y}`)
+  }
+  for (const name of ['NAME_0', 'NAME_1055', 'a']) {
+    await button(page, 'Add a name…').click()
+    const dialog = page.getByRole('dialog')
+    await dialog.getByLabel('Name', { exact: true }).fill(name)
+    await dialog.getByLabel('Value', { exact: true }).fill('x')
+    await button(dialog, 'Save value').click()
+    await dialog.waitFor({ state: 'detached' })
+    await until(async () => await page.getByRole('grid').getAttribute('aria-rowcount') === String(names.length + 6 + ['NAME_0', 'NAME_1055', 'a'].indexOf(name)))
+    t.equal(await field.inputValue(), 'typed', `beside ${name}`)
+  }
+})
+
 t.test('the history of a name shows no value before an addition, also without the version between', { skip }, async (t) => {
   const { url, nimbus, rosa, page } = await visitConsole(t, browser, 1280)
   const level = { project: 'shop' }
