@@ -115,8 +115,8 @@ export function ValueField ({ label, value, change, rows = 3 }: {
       setProblem((error as Error).message)
     }
   }
-  const paste = (event: ClipboardEvent) => {
-    const pasted = event.clipboardData?.getData('text/plain') ?? ''
+  const paste = (event: ClipboardEvent | DragEvent) => {
+    const pasted = ('clipboardData' in event ? event.clipboardData : event.dataTransfer)?.getData('text/plain') ?? ''
     // A text field would make a line feed of a carriage return.
     if (!pasted.includes('\r')) return
     event.preventDefault()
@@ -144,7 +144,7 @@ export function ValueField ({ label, value, change, rows = 3 }: {
         <span>{label}</span>
         <textarea
           ref={(element) => element?.setCustomValidity(problem)} rows={rows} spellcheck={false} autocomplete='off' autocapitalize='off' value={text}
-          aria-invalid={problem !== '' || isRefused} onPaste={paste} onInput={(event) => read((event.target as HTMLTextAreaElement).value, isEscaped)}
+          aria-invalid={problem !== '' || isRefused} onPaste={paste} onDrop={paste} onInput={(event) => read((event.target as HTMLTextAreaElement).value, isEscaped)}
         />
       </label>
       {problem !== '' && <p class='problem' role='alert'>{problem}</p>}

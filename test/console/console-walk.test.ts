@@ -662,22 +662,24 @@ t.test('CO-10: every byte of a value survives the editors', { skip }, async (t) 
   await button(page, 'Save value').click()
   await said(page, 'Saved NAME in Shop.')
   t.equal(await stored(), `${value}x\t🔒`)
-  const pasted = 'one\r\ntwo\\\r'
-  await button(page, 'Change NAME').click()
-  await until(async () => (await field.inputValue()).includes('first'))
-  await field.fill('')
-  await page.locator('.panel').getByLabel(/^Write escapes/).uncheck()
-  await page.getByLabel('New value').evaluate((element: unknown, text: string) => {
-    const target = element as { dispatchEvent (event: unknown): void }
-    const { DataTransfer, ClipboardEvent } = globalThis as unknown as Record<'DataTransfer' | 'ClipboardEvent', any>
-    const clipboardData = new DataTransfer()
-    clipboardData.setData('text/plain', text)
-    target.dispatchEvent(new ClipboardEvent('paste', { clipboardData, bubbles: true, cancelable: true }))
-  }, pasted)
-  await until(async () => await page.getByLabel('New value').inputValue() === 'one\\r\ntwo\\\\\\r')
-  await button(page, 'Save value').click()
-  // The message of the first change may still be shown.
-  await until(async () => await stored() === pasted)
+  for (const [way, present, pasted] of [['paste', 'first', 'one\r\ntwo\\\r'], ['drop', 'one', '2\r\n3\\\r']] as const) {
+    await button(page, 'Change NAME').click()
+    await until(async () => (await field.inputValue()).includes(present))
+    await field.fill('')
+    await page.locator('.panel').getByLabel(/^Write escapes/).uncheck()
+    await page.getByLabel('New value').evaluate((element: unknown, [way, text]: string[]) => {
+      const target = element as { dispatchEvent (event: unknown): void }
+      const { DataTransfer, ClipboardEvent, DragEvent } = globalThis as unknown as Record<'DataTransfer' | 'ClipboardEvent' | 'DragEvent', any>
+      const data = new DataTransfer()
+      data.setData('text/plain', text)
+      const init = { clipboardData: data, dataTransfer: data, bubbles: true, cancelable: true }
+      target.dispatchEvent(way === 'paste' ? new ClipboardEvent(way, init) : new DragEvent(way, init))
+    }, [way, pasted])
+    await until(async () => await page.getByLabel('New value').inputValue() === pasted.replaceAll('\\', '\\\\').replaceAll('\r', '\\r'))
+    await button(page, 'Save value').click()
+    // The message of the first change may still be shown.
+    await until(async () => await stored() === pasted)
+  }
   await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { NAME: `${value}x\t🔒` } })
   await page.reload()
   await button(page, 'Edit the document').click()
