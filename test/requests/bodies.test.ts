@@ -102,7 +102,7 @@ t.test('malformed JSON has the position of its first error, also in a body that 
     [list('1 2'), 2, 14], ['{"é😀" x', 1, 7], ['{"é😀": [1,2,3]]', 1, 15], [`${list('1,2')}}`, 4, 2], ['{"list":[1,\n2', 2, 2],
     ['{"a" "b": 1, "list": [x]}', 1, 6], ['{"list":[1,2] "b"}', 1, 15], ['{"list":[{"a":1,\n"a":2}]}', 2, 1, 'a'],
     ['{"a":1,"\\u0061":2}', 1, 8, 'a'], ['{"a":1,"\\x":2}', 1, 9], [']', 1, 1], ['{"list":[], "list":[1]}', 1, 13, 'list'], ['{', 1, 2],
-    ['{"":1,"":2}', 1, 7, '']
+    ['{"":1,"":2}', 1, 7, ''], ['\n\r\n\n {"a":1,"é😀":😀', 4, 14]
   ] as const) {
     for (const size of [1, 2, 3, 100]) {
       for (const read of bothWays(text, size)) {
@@ -113,6 +113,11 @@ t.test('malformed JSON has the position of its first error, also in a body that 
   const escapes = `{"a":"${'\\"'.repeat(900_000)}`
   for (const read of bothWays(escapes, 65_536)) {
     t.strictSame(await positionOf(read), { line: 1, column: escapes.length + 1 }, 'a long text without an end')
+  }
+  for (const [lineEnd, lines] of [['\n', 3_000_000], ['\r', 3_000_000], ['\r\n', 1_500_000]] as const) {
+    for (const read of bothWays(`${lineEnd.repeat(lines)}😀`, 65_536)) {
+      t.strictSame(await positionOf(read), { line: lines + 1, column: 1 }, 'very many lines')
+    }
   }
 })
 

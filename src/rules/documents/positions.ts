@@ -1,13 +1,24 @@
 /** A position in a document. Both numbers start at 1; the column counts characters (code points). */
 export interface Position { line: number, column: number }
 
-/** The position after a text that begins at `from`. */
+const LF = 0x0a
+const CR = 0x0d
+
+/** The position after a text that begins at `from`. Makes no list of line ends, which takes half a second. */
 export function positionAfter (text: string, from: Position = { line: 1, column: 1 }): Position {
-  const lines = text.match(/\r\n?|\n/g)?.length ?? 0
-  const lineStart = Math.max(text.lastIndexOf('\n'), text.lastIndexOf('\r')) + 1
-  const pairs = text.slice(lineStart).match(/[\u{10000}-\u{10ffff}]/gu)?.length ?? 0
-  const characters = text.length - lineStart - pairs
-  return { line: from.line + lines, column: (lines === 0 ? from.column : 1) + characters }
+  let { line, column } = from
+  for (let i = 0; i < text.length; i++) {
+    const code = text.charCodeAt(i)
+    if (code === LF || (code === CR && text.charCodeAt(i + 1) !== LF)) {
+      line++
+      column = 1
+    } else {
+      column++
+      // A surrogate pair is one character.
+      if (code >= 0xd800 && code < 0xdc00 && text.charCodeAt(i + 1) >> 10 === 0xdc00 >> 10) i++
+    }
+  }
+  return { line, column }
 }
 
 /** A document without its byte order mark. */
