@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database, embedded
 import t from 'tap'
 import { makeLevel, startApp, type Answer } from '../helpers/app.ts'
 import { callAs, makePerson } from '../helpers/people.ts'

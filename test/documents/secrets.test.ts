@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database, embedded
 import t, { type Test } from 'tap'
 import { RAW_TYPE, READ_TYPE } from '../../schemas/secrets.ts'
 import { sealBlob } from '../../src/crypto/blob.ts'

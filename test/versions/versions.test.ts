@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database, embedded
 import t, { type Test } from 'tap'
 import { openBlob, sealBlob } from '../../src/crypto/blob.ts'
 import { deriveDataKey } from '../../src/crypto/key-proof.ts'
