@@ -11,9 +11,9 @@ const keys = ['k1', 'k2'].map((id) => generateMasterKey().text.replace(/^[^:]+/,
 const env = { ...await emptyPlace(t), MASTER_KEY: keys[0] }
 const file = join(scratchDirectory(t), 'backup')
 
-/** Runs a command with `--json`, which must print one object and nothing on standard error. */
+/** Runs a command with `--json`, which must print one object and nothing on standard error. One is a real process. */
 async function objectOf (args: string[], place: Record<string, string> = env, status = 0) {
-  const { code, stdout, stderr } = await cli([...args, '--json'], place)
+  const { code, stdout, stderr } = await (args[0] === 'init' ? cli : command)([...args, '--json'], place)
   t.equal(code, status, `${args.join(' ')}: ${stderr}`)
   if (status === 0) t.equal(stderr, '')
   t.match(stdout, /^\{[^\n]*\}\n$/, `${args.join(' ')} prints one line`)

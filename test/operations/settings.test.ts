@@ -5,7 +5,7 @@ import t from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { MEANING } from '../../src/db/postgres/session.ts'
 import { LONG } from '../helpers/long.ts'
-import { cli, command, startServer, type Server } from '../helpers/process.ts'
+import { command, startServer, type Server } from '../helpers/process.ts'
 import { until } from '../helpers/until.ts'
 
 t.setTimeout(180_000)
@@ -203,7 +203,7 @@ t.test('a database or a role whose sessions run no triggers is refused; a backup
     await set('replica')
     const refused = { code: 1, stdout: '', stderr: /^The database at .* has session_replication_role = replica.* ALTER ROLE .*\n$/ }
     for (const args of [['migrate'], ['organization', 'list'], ['serve']]) {
-      t.match(await cli(args, { PORT: '0', ...env }), refused, `${where}: ${args[0]}`)
+      t.match(await command(args, { PORT: '0', ...env }), refused, `${where}: ${args[0]}`)
     }
     t.match(await command(['backup', '-'], env), { code: 0 }, `${where}: backup`)
     // These two values run the triggers of the schema.
