@@ -7,6 +7,7 @@ import { addUser, describeUsers, mailLink, renewLink, switchUser } from '../../s
 import { loadConfig } from '../../src/config.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
 import { makeLevel, ON_CITUS, startApp, type Answer, type TestApp } from '../helpers/app.ts'
+import { LONG, sample } from '../helpers/long.ts'
 import { OPERATIONS, send, settle } from '../helpers/operations.ts'
 import { crowd, issuePair, join, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
@@ -207,11 +208,11 @@ t.test('the last owner stays: they do not leave, and are not demoted or removed'
   t.equal((await call('DELETE', `${path}/${owner.id}`)).status, 204, 'with another one they leave')
 })
 
-t.test('two owners who demote or remove each other at once leave one, a hundred times', async (t) => {
+t.test('two owners who demote or remove each other at once leave one, however often', async (t) => {
   const { o, path, owner, call } = await nimbus()
   const other = await makePerson(service, { [o]: 'owner' })
   const theirs = await as(other)
-  for (let round = 0; round < 100; round++) {
+  for (let round = 0; round < (LONG ? 100 : 20); round++) {
     const removes = round % 4 === 3
     const act = (who: Call, whom: Person) => removes
       ? who('DELETE', `${path}/${whom.id}`)
@@ -322,7 +323,7 @@ t.test('mail goes to the very address that an account is found by, or the addres
     'al@xn--example-.net', 'al@xn--.net', 'al@xn--a.net', 'al@bü%41cher.example', 'al@bücher..example', 'al@bücher.1',
     'al@xn--bcher-kva/.example', 'victim@example.com\ufe0f／.evil.example'
   ]), [])
-  for (const [i, sign] of ODD_SIGNS.entries()) {
+  for (const [i, sign] of sample([...ODD_SIGNS.entries()], 3)) {
     // Each invitation has another local part, so that no address belongs to another account.
     await invite(withSign(sign, 'one').map((email, place) => email.replace('one', `v${i}-${place}`)))
   }
