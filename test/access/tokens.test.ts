@@ -668,7 +668,8 @@ t.test('a list of all tokens with many restrictions has the rows of its pages, a
   const o = owner.organization
   await owner.call('POST', `/${o}/projects`, { name: 'Orbit' })
   const restrictions: object[] = []
-  for (let i = 0; i < 100; i++) {
+  const targets = LONG ? 100 : 10
+  for (let i = 0; i < targets; i++) {
     const { body } = await owner.call('POST', `/${o}/orbit/targets`, { name: `t${i}` })
     restrictions.push({ project: 'orbit', target: body.data.attributes.slug })
   }
@@ -682,7 +683,7 @@ t.test('a list of all tokens with many restrictions has the rows of its pages, a
   const whole = await list()
   const pages: unknown[] = []
   for (const page of [1, 2, 3]) pages.push(...(await list(`?per_page=100&page=${page}`)).body.data)
-  t.strictSame([whole.body.data, whole.body.meta.total, whole.body.data[0].restrictions.length], [pages, 281, 100])
+  t.strictSame([whole.body.data, whole.body.meta.total, whole.body.data[0].restrictions.length], [pages, 281, targets])
   t.equal(whole.headers['content-type'], 'application/json; charset=utf-8')
   t.ok(await isHeld(), 'many restrictions wait')
   t.notOk(await isHeld('?per_page=25'), 'a page does not')
