@@ -265,7 +265,9 @@ t.test('a revoked caller changes nothing, even with a late body: each change loc
     const wrong: string[] = []
     const possible = who in TEAM_ENDINGS ? changes.filter(([, row]) => isGivenByTeams(row)) : changes
     t.ok(possible.length >= 15, `${possible.length} of them are possible`)
-    for (const [id, row] of someOf(possible, turn, 5)) {
+    // In npm test, each operation with one or two endings, and each ending with operations of each kind.
+    const some = possible.filter(([, row], i) => LONG || (i + turn) % (row.byPerson ? 5 : 10) === 0)
+    for (const [id, row] of some) {
       await prepare(service, row, ids)
       const { token, end, undo, ofPerson } = await make()
       if (row.byPerson && !ofPerson) continue
