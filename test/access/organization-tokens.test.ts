@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database
 import t from 'tap'
 import { CONSOLE_CLIENT } from '../../schemas/console.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'

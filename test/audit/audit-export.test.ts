@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t, { type Test } from 'tap'
 import { EXPORT_COLUMNS, MAX_COUNTED, MAX_DAYS, MAX_EXPORTED } from '../../schemas/audit.ts'

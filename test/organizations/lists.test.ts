@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database
 import t, { type Test } from 'tap'
 import { startApp, makeLevel, type Caller } from '../helpers/app.ts'
 import { makePerson, makeTeam, issuePair } from '../helpers/people.ts'

@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: one database
 import { sql } from 'drizzle-orm'
 import t from 'tap'
 import type { Scope } from '../../schemas/scopes.ts'
