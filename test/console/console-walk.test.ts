@@ -22,7 +22,7 @@ let browser: Browser
 t.before(async () => { if (!skip) browser = await launch() })
 t.teardown(async () => browser?.close())
 
-const visit = (t: Test, width: number, env: Record<string, string> = {}) => visitConsole(t, browser, width, env)
+const visit = (t: Test, width: number, env?: Record<string, string>) => visitConsole(t, browser, width, env)
 
 /** Writes a screenshot for docs/console.md if CONSOLE_SCREENSHOTS names a folder. */
 async function screenshot (page: Page, name: string, what?: Locator) {
@@ -565,7 +565,7 @@ async function people (t: Test, { page, url, service, rosa }: Visit, ada: Person
 const CANARY = 'canary-7f3a'
 
 /** A window that shows a level with a canary as the value of NAME. */
-async function withCanary (t: Test, value = CANARY, env: Record<string, string> = {}): Promise<Visit> {
+async function withCanary (t: Test, value = CANARY, env?: Record<string, string>): Promise<Visit> {
   const visited = await visit(t, 1280, env)
   const { nimbus, page, url, rosa } = visited
   await nimbus.call('POST', '/nimbus/projects', { name: 'Shop', secret_format: 'json' })
@@ -1026,7 +1026,7 @@ t.test('CO-12: a page of another origin cannot frame, open, script or sign out t
   t.teardown(() => listener.close())
   const evil = await context.newPage()
   await evil.goto(`http://localhost:${(listener.address() as AddressInfo).port}/`)
-  await evil.waitForTimeout(500)
+  await until(() => evil.frames().some((frame) => frame.url().startsWith('chrome-error:')))
   t.notOk(evil.frames().some((frame) => frame.url().includes('/console')), 'it is not framed')
   const opened = context.waitForEvent('page')
   await evil.evaluate(`window.victim = open('${url}/console/nimbus/shop')`)
@@ -1219,16 +1219,28 @@ t.test('a page opens with at most three requests of the API; 1,000 names and 10 
   await page.goto(`${url}/console/nimbus`)
   await signIn(page, rosa)
   await page.getByRole('heading', { name: 'Nimbus', level: 1 }).waitFor()
-  const settled = async () => {
-    await page.waitForTimeout(600)
-    await until(async () => await page.locator('.late').count() === 0)
+  const isOfApi = (request: { url (): string }) => request.url().includes('/api/v1/')
+  const underWay = new Set<object>()
+  page.on('request', (request) => { if (isOfApi(request)) underWay.add(request) })
+  for (const end of ['requestfinished', 'requestfailed'] as const) {
+    page.on(end as 'requestfinished', (request) => { underWay.delete(request) })
   }
+  // The frames that show a response may send another request.
+  const frames = () => page.evaluate('new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(resolve))))')
+  const settled = () => until(async () => {
+    const isStill = async () => underWay.size === 0 && await page.locator('.late').count() === 0
+    if (!await isStill()) return false
+    await frames()
+    return isStill()
+  }, { every: 5 })
   // The requests of the first page are not counted.
   await settled()
   for (const path of ['', '/shop', '/shop/-/level', '/shop/-/history', '/shop/-/keys', '/shop/-/settings', '/-/people', '/-/tokens', '/-/workloads', '/-/audit', '/-/usage']) {
     const requests: string[] = []
-    const count = (request: { url (): string }) => { if (request.url().includes('/api/v1/')) requests.push(request.url()) }
+    const count = (request: { url (): string }) => { if (isOfApi(request)) requests.push(request.url()) }
     page.on('request', count)
+    // What the page before has asked for ends without an event.
+    underWay.clear()
     await page.goto(`${url}/console/nimbus${path}`)
     await page.getByRole('heading', { level: 1 }).waitFor()
     await settled()

@@ -1,9 +1,9 @@
 import type { Browser, Locator, Page } from 'playwright-core'
-import type { Test } from 'tap'
+import root, { type Test } from 'tap'
 import { startIsolatedApp, type Caller, type TestApp } from './app.ts'
 import { accessibilityProblems, openWindow } from './browser.ts'
 import { operationsOfConsole } from './console.ts'
-import { byTurns } from './long.ts'
+import { byTurns, LONG } from './long.ts'
 import { makePerson, type Person } from './people.ts'
 import { patiently } from './traffic.ts'
 import { until } from './until.ts'
@@ -33,13 +33,23 @@ export interface Visit {
   requested: string[]
 }
 
-/** A service with an organization, and a window of an owner of it. */
-export async function visitConsole (
-  t: Test, browser: Browser, width: number, env: Record<string, string> = {}
-): Promise<Visit> {
-  // This test has its own database, because its organizations have fixed slugs.
+const services = new WeakMap<Browser, Promise<{ service: TestApp, url: string }>>()
+
+async function start (t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}) {
   const service = await startIsolatedApp(t, env)
-  const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
+  return { service, url: await service.app.listen({ host: '127.0.0.1', port: 0 }) }
+}
+
+/**
+ * A service with an organization `nimbus`, and a window of an owner of it. The tests of a file share a service, on a
+ * database of its own because of the fixed slug: the organization of the test before gets another slug.
+ */
+export async function visitConsole (
+  t: Test, browser: Browser, width: number, env?: Record<string, string>
+): Promise<Visit> {
+  if (env === undefined && !services.has(browser)) services.set(browser, start(root))
+  const { service, url } = await (env === undefined ? services.get(browser)! : start(t, env))
+  await service.sql("UPDATE organizations SET slug = 'left-' || lower(id) WHERE slug = 'nimbus'")
   const caller = await service.organization({ slug: 'nimbus' })
   const nimbus: Caller = { ...caller, call: (...request) => patiently(() => caller.call(...request)) }
   const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
@@ -66,16 +76,17 @@ const LOOKS = [[360, 'light'], [360, 'dark'], [1280, 'dark'], [1280, 'light']] a
 let looks = 0
 
 /**
- * Asserts that the page is accessible and as wide as the window: at 360 and 1,280 pixels, one in light and one in dark,
- * by turns; in the proofs, both in both.
+ * Asserts that the page is as wide as the window at 360 and 1,280 pixels, one in light and one in dark, and that it is
+ * accessible in one of them, by turns; in the proofs, both in both.
  */
 export async function look (t: Test, page: Page, what: string) {
   const size = page.viewportSize()!
-  for (const [width, colorScheme] of byTurns(LOOKS, looks++, 2)) {
+  const turn = looks++
+  for (const [i, [width, colorScheme]] of byTurns(LOOKS, turn, 2).entries()) {
     await page.setViewportSize({ width, height: 800 })
     await page.emulateMedia({ colorScheme })
     const where = `${what}, ${width} pixels, ${colorScheme}`
-    t.strictSame(await accessibilityProblems(page), [], `${where}: axe`)
+    if (LONG || i === (turn >> 1) % 2) t.strictSame(await accessibilityProblems(page), [], `${where}: axe`)
     t.equal(await page.evaluate('document.documentElement.scrollWidth'), width, `${where}: nothing is wider`)
   }
   await page.emulateMedia({ colorScheme: 'light' })
