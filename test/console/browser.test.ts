@@ -18,7 +18,7 @@ import { SCOPES } from '../../schemas/scopes.ts'
 import { startIsolatedApp, type Caller, type TestApp } from '../helpers/app.ts'
 import { accessibilityProblems, launch, openWindow as openIn, signIn, skip, type Window } from '../helpers/browser.ts'
 import { bill, invoicesOf, path as pathOf, subscribe } from '../helpers/billing.ts'
-import { byTurns, sample } from '../helpers/long.ts'
+import { byTurns, LONG, sample } from '../helpers/long.ts'
 import { authorizationUrl, makePerson, pkce, post } from '../helpers/people.ts'
 import { scratchDirectory } from '../helpers/process.ts'
 import { until } from '../helpers/until.ts'
@@ -195,8 +195,9 @@ t.test('Swagger UI: who has just started it explores the first organization with
 
   await authorize(page, token!)
   for (const [id, expected] of [
-    ['getOrganization', '200'], ['createProject', '201'], ['createTarget', '201'], ['createEnvironment', '201'],
-    ['storeSecrets', '200'], ['retrieveSecrets', '200'], ['readEnvironmentSecrets', '200'], ['listVersions', '200']
+    ['createProject', '201'], ['createTarget', '201'], ['createEnvironment', '201'], ['storeSecrets', '200'],
+    ['retrieveSecrets', '200'], ['listVersions', '200'],
+    ...LONG ? [['getOrganization', '200'], ['readEnvironmentSecrets', '200']] as const : []
   ] as const) {
     const { status, text } = await tryOut(page, id)
     t.equal(status, expected, `${id}: ${text.slice(0, 300)}`)
@@ -262,13 +263,13 @@ t.test('Swagger UI: after Authorize, the first clicks in an organization of any 
   for (const id of sample([
     'getUser', 'listMembers', 'listTeams', 'listApiTokens', 'searchNames', 'listAuditEvents', 'listProjects', 'getUsage',
     'listInvitations'
-  ], 4)) {
+  ], 5)) {
     const { status, text } = await tryOut(page, id)
     t.equal(status, '200', `${id}: ${text.slice(0, 300)}`)
   }
   for (const [id, expected] of [
     ['createProject', '201'], ['createTarget', '201'], ['createEnvironment', '201'], ['storeSecrets', '200'],
-    ['getProject', '200'], ['readEnvironmentSecrets', '200'], ['retrieveSecrets', '200']
+    ['readEnvironmentSecrets', '200'], ...LONG ? [['getProject', '200'], ['retrieveSecrets', '200']] as const : []
   ] as const) {
     const { status, text } = await tryOut(page, id)
     t.equal(status, expected, `${id}: ${text.slice(0, 300)}`)
@@ -398,7 +399,8 @@ t.test('CR-45: after consent the browser goes where the application is', { skip 
     ['web', 'https://app.example/callback'],
     ['phone', 'com.example.phone:/callback']
   ] as const) {
-    for (const decision of ['Allow', 'Deny']) {
+    const decisions = { 'dotenv-cli': ['Allow', 'Deny'], web: ['Allow'], phone: ['Deny'] }[client_id]
+    for (const decision of LONG ? ['Allow', 'Deny'] : decisions) {
       const window = await openWindow(t)
       const { page, context } = window
       const { challenge, verifier } = pkce()
@@ -496,7 +498,7 @@ const LOW = `[...document.querySelectorAll('button, a, label:has(input), input:n
 const HEADINGS = "[...document.querySelectorAll('h1, h2, h3, h4, h5, h6')].map((heading) => Number(heading.tagName[1]))"
 
 /** Asserts that every person can read, see and use the elements of a page. */
-async function isFit (t: Test, page: Page, where: string) {
+async function isFit (t: Test, page: Page, where: string, withAxe = true) {
   await page.getByRole('heading', { level: 1 }).waitFor()
   const { text, edge } = await page.evaluate(RATIOS) as { text: number, edge: number }
   t.ok(text >= 4.5, `${where}: text has a contrast of ${text.toFixed(1)}`)
@@ -507,7 +509,7 @@ async function isFit (t: Test, page: Page, where: string) {
   const headings = await page.evaluate(HEADINGS) as number[]
   t.ok(headings[0] === 1 && headings.every((level, i) =>
     level <= (headings[i - 1] ?? 0) + 1 && (level > 1 || i === 0)), `${where}: headings ${headings.join(' ')}`)
-  t.strictSame(await accessibilityProblems(page), [], `${where}: axe`)
+  if (withAxe) t.strictSame(await accessibilityProblems(page), [], `${where}: axe`)
 }
 
 t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light and dark', { skip }, async (t) => {
@@ -526,7 +528,10 @@ t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light 
     for (const width of byTurns([320, 1280], i, 2)) {
       const window = await openWindow(t, { colorScheme, viewport: { width, height: 700 } })
       const { page } = window
-      const look = (what: string) => isFit(t, page, `${what}, ${colorScheme}, ${width} pixels`)
+      // In npm test, axe looks at each page once: at every second one in each window.
+      let pages = i
+      const look = (what: string) =>
+        isFit(t, page, `${what}, ${colorScheme}, ${width} pixels`, LONG || pages++ % 2 === 0)
       await page.goto(url + long)
       await look('sign-in')
       await signIn(page, { ...rosa, password: 'not this one' })
