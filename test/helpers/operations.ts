@@ -900,8 +900,13 @@ export const READS = [
   'retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions', 'listPendingVersions', 'testWorkload'
 ]
 
+type Paths = Record<string, Record<string, any>>
+const publications = new WeakMap<TestApp['app'], Paths>()
+
 /** The paths of the OpenAPI document, with references to parameters and responses resolved. */
-export function publishedPaths ({ app }: Pick<TestApp, 'app'>): Record<string, Record<string, any>> {
+export function publishedPaths ({ app }: Pick<TestApp, 'app'>): Paths {
+  const known = publications.get(app)
+  if (known !== undefined) return known
   const { paths, components } = app.swagger() as { paths: object, components: Record<string, Record<string, object>> }
   const resolve = (value: unknown): unknown => {
     if (Array.isArray(value)) return value.map(resolve)
@@ -910,7 +915,9 @@ export function publishedPaths ({ app }: Pick<TestApp, 'app'>): Record<string, R
     if (kind !== undefined) return resolve(components[kind]![name!])
     return Object.fromEntries(Object.entries(value).map(([key, member]) => [key, resolve(member)]))
   }
-  return resolve(paths) as Record<string, Record<string, any>>
+  const resolved = resolve(paths) as Paths
+  publications.set(app, resolved)
+  return resolved
 }
 
 export interface World {
