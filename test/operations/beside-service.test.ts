@@ -35,7 +35,7 @@ t.test('the audit commands give beside a service with the embedded database what
   })
   t.match(await command(['audit', 'rotate-key', '--all'], env), { code: 0, stdout: new RegExp(`^${id}: `) })
 
-  const verified = JSON.parse((await cli(['audit', 'verify', '--json'], env)).stdout)
+  const verified = JSON.parse((await command(['audit', 'verify', '--json'], env)).stdout)
   t.match(verified, { organization: id, after: null, broken: null })
   const anchors = join(env.DATA_DIR, 'anchors.log')
   const lost = ulid()
@@ -139,7 +139,7 @@ t.test('rewrap beside a service uses the keys of the service, says so, and refus
   t.same(await command(['rewrap'], old), {
     code: 0, stdout: '0 values re-wrapped onto master key k1\n', stderr: stderr('k1')
   })
-  for (const ended of [await cli(['rewrap'], both), await command(['rewrap', '--onto', 'k2'], old)]) {
+  for (const ended of [await command(['rewrap'], both), await command(['rewrap', '--onto', 'k2'], old)]) {
     t.same(ended, {
       code: 1,
       stdout: '',
