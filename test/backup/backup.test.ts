@@ -642,15 +642,13 @@ t.test('who cannot write to standard output says so in a line, and leaves nothin
   const own = scratchDirectory(t)
   const shell = (text: string) => run('sh', ['-c', text], { ...service.env, TMPDIR: own, FILE: file, CLI })
   const full = /^Standard output cannot be written \(ENOSPC\)\n$/
-  const [help, backup, drilled] = await Promise.all([
-    shell('node "$CLI" help >/dev/full'),
-    shell('node "$CLI" backup "$TMPDIR/whole" >/dev/full'),
-    shell('node "$CLI" drill "$FILE" >/dev/full')
-  ])
-  for (const [{ code, stderr }, status] of [[help, 1], [backup, 1], [drilled, 2]] as const) {
-    t.match(stderr, full)
-    t.equal(code, status)
-  }
+  // A drill starts an embedded database, so only the proofs have its status.
+  const statuses = { help: 1, 'backup "$TMPDIR/whole"': 1, ...LONG && { 'drill "$FILE"': 2 } }
+  await Promise.all(Object.entries(statuses).map(async ([command, status]) => {
+    const { code, stderr } = await shell(`node "$CLI" ${command} >/dev/full`)
+    t.match(stderr, full, command)
+    t.equal(code, status, command)
+  }))
   t.strictSame(readdirSync(own), ['whole'])
 })
 
