@@ -23,7 +23,7 @@ const STOPS: ('immediate' | 'fast')[] = LONG
   : ['immediate', 'fast']
 const POOL = 6
 // The numbers of clients that store, read and change a project.
-const [STORING, READING, CHANGING] = LONG ? [8, 8, 4] as const : [3, 2, 2] as const
+const [STORING, READING, CHANGING] = LONG ? [8, 8, 4] as const : [2, 1, 1] as const
 
 t.setTimeout(180_000)
 
