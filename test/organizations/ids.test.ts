@@ -129,7 +129,7 @@ t.test('ids of one organization are the same whatever another one does, or tell 
     const foreign: string[] = []
     let turn = 0
     await runAll(service, world, async (id, { body }) => {
-      if (++turn % 3 === 0) await between()
+      if (++turn % 6 === 0) await between()
       // The service records counts of calls up to ten seconds later.
       if (id === 'getUsage') return
       numbers[id] = numbersIn(body).map(([place, number]) => {
