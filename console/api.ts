@@ -107,9 +107,7 @@ export async function call<O extends Operation> (operation: O, request: Request<
 }
 
 /** The object of a JSON text; empty for another text, such as a text of a proxy. */
-function objectOf (text: string): object {
-  try { return Object(parseJson(text)) as object } catch { return {} }
-}
+const objectOf = (text: string): object => { try { return Object(parseJson(text)) as object } catch { return {} } }
 
 const MAX_PAGES = 20
 

@@ -21,9 +21,7 @@ const MAX_ATTEMPTS = 5
 const MAX_WAIT_SECONDS = 90
 const MAX_REQUEST_MS = 5 * 60 * 1000
 
-export function unreachable (): never {
-  throw new Error('The service cannot be reached. Check the connection and try again.')
-}
+export const unreachable = (): never => { throw new Error('The service cannot be reached. Check the connection and try again.') }
 
 /** Fetches. After a 429, waits as long as the service asks for, and says so. */
 export async function patientFetch (url: string | URL, init: RequestInit): Promise<Response> {
@@ -111,11 +109,11 @@ export async function start (): Promise<'ready' | 'leaving' | 'signed in' | 'sig
     }
     if (searchParams.has('error')) throw new Error(refusalIn(searchParams))
   }
-  // After a sign-out in another tab, or when another person signs in, this tab loses its values, keys and tokens.
+  // After a sign-out, or when another person signs in, this tab loses values, keys and tokens: it is told, or looks.
   signOuts = new BroadcastChannel('strongroom-console-sign-out')
   signOuts.onmessage = ({ data }) => { if (user !== undefined && data !== user) location.reload() }
-  // The same for a page that the browser kept when the person left it.
   window.addEventListener('pageshow', ({ persisted }) => { if (persisted) location.reload() })
+  for (const event of ['visibilitychange', 'focus']) window.addEventListener(event, () => { look().catch(() => {}) })
   daily = await silentToken(DAILY_SCOPES)
   if (daily !== undefined) return 'ready'
   if (searchParams.has('signed-out')) {
@@ -168,10 +166,20 @@ async function tokenFor (scopes: readonly string[], more: Record<string, string>
 
 /** The id of the person for whom this page acts. */
 let user: string | undefined
-async function userOf ({ access }: Token): Promise<string> {
+/** The id of the person of a token; undefined if the token has ended. */
+async function userOf ({ access }: Token): Promise<string | undefined> {
   const response = await patientFetch(new URL('api/v1/user', BASE), { headers: { authorization: `Bearer ${access}` } })
-  return ((await response.json()) as { data: { id: string } }).data.id
+  return ((await response.json()) as { data?: { id: string } }).data?.id
 }
+
+/** Loads the page again if the session has ended before the token, or another person has signed in. */
+async function look () {
+  if (document.hidden || user === undefined || daily === undefined || await userOf(daily) === user) return
+  const found = await silentToken(DAILY_SCOPES)
+  if (found === undefined ? daily.until > Date.now() : await userOf(found) !== user) location.reload()
+  else daily = found ?? daily
+}
+
 export function actFor (id: string) {
   user = id
   signOuts?.postMessage(id)

@@ -129,9 +129,7 @@ export async function changeNames (
     return data.data.unchanged ? undefined : after
   }
   const document = await readDocument(level, true)
-  if (etag !== undefined && document.etag !== etag) {
-    throw new ApiError(412, { message: 'The level has changed since this page was loaded.' })
-  }
+  if (etag !== undefined && document.etag !== etag) throw new ApiError(412, { message: 'The level has changed since this page was loaded.' })
   const text = changeValues(format, document.text, change)
   return text === document.text ? undefined : (await storeDocument(level, text, document.etag, true)).etag
 }

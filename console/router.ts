@@ -32,9 +32,7 @@ const OF_PROJECT: readonly string[] = ['level', 'history', 'keys', 'settings']
 const OF_LEVEL: readonly string[] = ['level', 'history']
 
 /** A part of an address without escapes; a malformed one as it is. */
-function decoded (part: string): string {
-  try { return decodeURIComponent(part) } catch { return part }
-}
+const decoded = (part: string): string => { try { return decodeURIComponent(part) } catch { return part } }
 
 /** The place of an address: `/console/ORGANIZATION`, `…/-/people`, `…/PROJECT`, `…/PROJECT/-/history/TARGET`. */
 export function placeOf (pathname: string): Place {

@@ -40,9 +40,8 @@ export const revealed = (source: string, name: string): string | undefined => sh
 export interface At { level: Level, project: Project }
 
 /** Reads the value of one name at a level, with what it inherits. This is a decrypting read. */
-export async function readOne (level: Level, name: string, project: Project): Promise<string> {
-  return present((await readInherited(level, project, { names: [name] })).get(name))
-}
+export const readOne = async (level: Level, name: string, project: Project): Promise<string> =>
+  present((await readInherited(level, project, { names: [name] })).get(name))
 
 /** Reads the values of a level, with those that it inherits. The filter saves the service work. */
 export async function readInherited (level: Level, { isClient, format }: Project, filters = {}): Promise<Values> {

@@ -5,6 +5,9 @@ import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import type { Browser, Locator, Page } from 'playwright-core'
 import t, { type Test } from 'tap'
+import { hashToken, mintSecret } from '../../src/crypto/bearer.ts'
+import { deleteSessions } from '../../src/repositories/people/sessions.ts'
+import { createPasswordLink } from '../../src/repositories/people/users.ts'
 import { earlier } from '../helpers/app.ts'
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
 import { load, operationsOfConsole } from '../helpers/console.ts'
@@ -1154,6 +1157,56 @@ t.test('CO-05: when another person signs in, open tabs of the console lose value
   await seeing.locator('.me').getByText(ben.name).waitFor()
   t.notMatch(await html(seeing), CANARY)
   t.equal(loads, 1)
+})
+
+t.test('CO-05: tabs of the console lose all when they are shown after their session ended on another page', { skip }, async (t) => {
+  const { page, service, nimbus, rosa, url } = await withCanary(t)
+  const tab = await page.context().newPage()
+  let loads = 0
+  tab.on('load', () => loads++)
+  // As the browser does when a person chooses the tab, or its window.
+  const choose = (event: string) => tab.evaluate(`window.dispatchEvent(new Event('${event}'))`)
+  const reveal = async () => {
+    await tab.goto(`${url}/console/nimbus/shop/-/level`)
+    await button(tab, /^Reveal NAME/).click()
+    await revealed(tab).waitFor()
+    loads = 0
+  }
+  const checked = () => tab.waitForResponse((response) => response.url().endsWith('/api/v1/user'))
+
+  await reveal()
+  let [answer] = await Promise.all([checked(), choose('focus')])
+  t.equal(answer.status(), 200)
+  // A new password of the same person: the tab goes on with a new token.
+  await page.goto(`${url}/account/password`)
+  await page.getByLabel('Current password').fill(rosa.password)
+  await page.getByLabel('New password').fill('another-horse-battery')
+  await page.locator('form button').first().click()
+  await page.getByRole('heading', { name: 'Your account', level: 1 }).waitFor()
+  const renewed = tab.waitForResponse((response) => response.url().endsWith('/api/oauth/token'))
+  ;[answer] = await Promise.all([checked(), choose('visibilitychange')])
+  t.equal(answer.status(), 401)
+  await renewed
+  await revealed(tab).waitFor()
+  t.equal(loads, 0, 'the same person keeps the page')
+
+  // Another person sets a password with a link, which tells no tab of the console.
+  const ben = await makePerson(service, { [nimbus.organization]: 'auditor' })
+  const link = mintSecret()
+  await createPasswordLink(service.database.db, hashToken(link), ben.id)
+  await page.goto(`${url}/account/set-password/${link}`)
+  await page.getByLabel('New password').fill('third-horse-battery')
+  await page.locator('form button').first().click()
+  await page.getByRole('heading', { name: 'Your account', level: 1 }).waitFor()
+  await choose('focus')
+  await tab.locator('.me').getByText(ben.name).waitFor()
+  t.notMatch(await html(tab), CANARY)
+  t.equal(loads, 1)
+
+  // As with "Everywhere" in another browser.
+  await deleteSessions(service.database.db, ben.id)
+  await choose('visibilitychange')
+  await tab.getByLabel('Password').waitFor()
 })
 
 t.test('a changed role of the person is in the header without a reload, and a message says who changed it', { skip }, async (t) => {
