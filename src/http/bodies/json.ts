@@ -70,12 +70,19 @@ export async function readLargeJson (
   const scanner = new Scanner(bounds, pieces)
   let bytes = 0
   let step = 0
+  let held = ''
+  // Positions count CR LF as one line end, so the scanner gets both in one text.
+  const push = (text: string, isLast: boolean) => {
+    const whole = held + text
+    held = !isLast && whole.endsWith('\r') ? '\r' : ''
+    scanner.push(whole.slice(0, whole.length - held.length))
+  }
   for await (const chunk of source) {
     bytes += chunk.length
     if (bytes > limit) fail('payload_too_large')
     for (let at = 0; at < chunk.length; at += STEP) {
       const part = chunk.subarray(at, at + STEP)
-      scanner.push(decode(decoder, part, true))
+      push(decode(decoder, part, true), false)
       step += part.length
       if (step < STEP) continue
       step = 0
@@ -83,7 +90,7 @@ export async function readLargeJson (
     }
   }
   if (bytes === 0) return undefined
-  scanner.push(decode(decoder, Buffer.alloc(0), false))
+  push(decode(decoder, Buffer.alloc(0), false), true)
   return pieces.whole()
 }
 
