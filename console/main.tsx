@@ -179,8 +179,7 @@ async function main () {
     await loadPerson()
     const [only] = memberships.value
     arrive()
-    const isAlone = place.value.organization === '' && memberships.value.length === 1
-    if (isAlone && only !== undefined) go({ organization: only.slug }, 'replaceState')
+    if (place.value.organization === '' && memberships.value.length === 1) go({ organization: only!.slug }, 'replaceState')
     state.value = { is: 'ready' }
   } catch (error) {
     state.value = { is: 'failed', message: messageOf(error) }

@@ -113,10 +113,11 @@ function valueOf ({ name, kind, value }: Row): ClaimValue {
 }
 
 export function variablesOf ({ preset, public_id, audience }: Rule, url: string): string {
+  const isSimple = /^[\w.,:/@%+-]*$/.test(audience)
   const third = preset === 'github-actions'
-    ? `STRONGROOM_AUDIENCE=${audience}`
+    ? `STRONGROOM_AUDIENCE=${isSimple ? audience : `'${audience.replaceAll("'", "'\\''")}'`}`
     : preset === 'gitlab'
-      ? `# of the job, under id_tokens\nSTRONGROOM_ID_TOKEN: { aud: ${audience} }`
+      ? `# of the job, under id_tokens\nSTRONGROOM_ID_TOKEN: { aud: ${isSimple ? audience : JSON.stringify(audience)} }`
       : 'STRONGROOM_ID_TOKEN_FILE=/var/run/strongroom/token'
   return `STRONGROOM_URL=${url}\nSTRONGROOM_WORKLOAD=${public_id}\n${third}`
 }

@@ -134,6 +134,12 @@ export const Name = Patterned('\\S', `${NAME_RULE}, such as Orbit`, {
   ...NAMES, description: 'a new name has no control or direction characters'
 })
 
+/**
+ * A text without control and direction characters, and not of blanks alone. The validator also matches texts that are
+ * far too long. Only blanks are before the first other character, so that there is one way to match.
+ */
+export const NEW_TEXT_PATTERN = `^[^\\S${UNPRINTABLE}]*[^\\s${UNPRINTABLE}][^${UNPRINTABLE}]*$`
+
 const NEW_NAME_RULE = `${NAME_RULE}, without control and direction characters, such as Orbit`
 
 /**
@@ -141,9 +147,7 @@ const NEW_NAME_RULE = `${NAME_RULE}, without control and direction characters, s
  * `Name`, whose pattern every generator of clients understands: not all regular expressions have `\u2028`.
  */
 export const NewName = PublishedAs(
-  // The validator also matches texts that are far too long. Only blanks are before the first other character, so that
-  // there is one way to match.
-  Patterned(`^[^\\S${UNPRINTABLE}]*[^\\s${UNPRINTABLE}][^${UNPRINTABLE}]*$`, NEW_NAME_RULE, NAMES),
+  Patterned(NEW_TEXT_PATTERN, NEW_NAME_RULE, NAMES),
   { ...Name, description: 'without control and direction characters' }
 )
 /** The message for a changed name that is not a `NewName`. */

@@ -2,8 +2,8 @@ import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import { AbilityName, SCOPE_NAMES, type Scope } from './scopes.ts'
 import {
-  Answer, Body, Described, Example, exampleOf, Name, NewDescription, NewName, Nullable, NullableDescription, OneOf,
-  Patterned, PublishedAs, Resource, Timestamp
+  Answer, Body, Described, Example, exampleOf, Name, NEW_TEXT_PATTERN, NewDescription, NewName, Nullable,
+  NullableDescription, OneOf, Patterned, PublishedAs, Resource, Timestamp
 } from './shapes.ts'
 import { InheritedWarning, NamesOfRestrictions, Restriction, Restrictions, TokenCreator } from './tokens.ts'
 
@@ -124,9 +124,17 @@ const Scopes = PublishedAs(
 const Issuer = Patterned('^https://[!-~]+$', 'an https URL, such as https://gitlab.example.com', {
   maxLength: 512, description: 'the `iss` of the tokens, compared exactly', examples: ['https://gitlab.example.com']
 })
-const Audience = Patterned('\\S', 'a text of 1 to 512 characters, such as https://secrets.example.com', {
-  maxLength: 512, description: 'must be an `aud` of the token', examples: ['https://secrets.example.com']
-})
+const AUDIENCE_RULE =
+  'a text of 1 to 512 characters without control and direction characters, such as https://secrets.example.com'
+// People copy an audience from the console into the settings of a job, where it must not make another line.
+const audience = (more = '') => PublishedAs(
+  Patterned(NEW_TEXT_PATTERN, AUDIENCE_RULE, { maxLength: 512 }),
+  Patterned('\\S', AUDIENCE_RULE, {
+    maxLength: 512,
+    description: `must be an \`aud\` of the token; without control and direction characters${more}`,
+    examples: ['https://secrets.example.com']
+  })
+)
 const lifetime = (options = {}) => Type.Integer({
   minimum: 300, maximum: 3600, description: 'seconds for which an access token is valid', ...options
 })
@@ -152,7 +160,7 @@ export const CreateWorkloadBody = Body({
   preset: PresetOrNone,
   issuer: Issuer,
   jwks: Jwks,
-  audience: Type.Optional(byDefault(Audience, 'the URL of this service')),
+  audience: Type.Optional(audience('; default: the URL of this service')),
   claims: Claims,
   scopes: Scopes,
   restrictions: Type.Optional(Restrictions),
@@ -180,7 +188,7 @@ export const UpdateWorkloadBody = Body({
   preset: PresetOrNone,
   issuer: Type.Optional(Issuer),
   jwks: Jwks,
-  audience: Type.Optional(Audience),
+  audience: Type.Optional(audience()),
   claims: Type.Optional(Claims),
   scopes: Type.Optional(Scopes),
   restrictions: Type.Optional(Restrictions),

@@ -207,7 +207,9 @@ t.test('an issuer is an https URL, the other fields are within their bounds, and
       'https://issuer.example?x=1', 'https://issuer.example#x', 'HTTPS://issuer.example', `https://${'a'.repeat(512)}`,
       'https://issuer.example/\n', 'https://[::1', 'ftp://issuer.example'
     ]],
-    ['audience', ['', ' ', 'x'.repeat(513), null]],
+    ['audience', [
+      '', ' ', 'x'.repeat(513), null, 'x\nSTRONGROOM_URL=https://evil.example', '\u001b[2Jx', 'x\u009b', 'x\u202ey', 'x\u2066'
+    ]],
     ['lifetime', [299, 3601, 900.5, '900', null]],
     ['max_assertion_age', [59, 86_401, null]],
     ['single_use', ['true', 1, null]],

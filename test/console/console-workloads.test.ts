@@ -1,6 +1,8 @@
 // runs: one database; 60 s
+import { execFileSync } from 'node:child_process'
 import type { Browser } from 'playwright-core'
 import t from 'tap'
+import { parse } from 'yaml'
 import { FAILED_CHECKS, PRESETS, WORKLOAD_SCOPES } from '../../schemas/workloads.ts'
 import { PRESET_RULES } from '../../src/rules/workload-presets.ts'
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
@@ -52,6 +54,11 @@ t.test('the variables of each preset name the rule, and what gives the token', a
     const text = variablesOf({ ...rule, preset }, 'https://s.example.com')
     t.match(text, 'STRONGROOM_URL=https://s.example.com\nSTRONGROOM_WORKLOAD=wl_A_7\n')
     t.ok(text.endsWith(third ?? 'STRONGROOM_ID_TOKEN_FILE=/var/run/strongroom/token'), preset ?? 'no preset')
+  }
+  for (const audience of ['a b', '$(id)', "it's; id", '`id`', '} #"\\']) {
+    const last = (preset: string) => variablesOf({ ...rule, audience, preset }, 'x').split('\n').at(-1).replace(/^[^=:]*[=:]/, '')
+    t.equal(execFileSync('sh', ['-c', `printf %s ${last('github-actions')}`]).toString(), audience, 'a word of a shell')
+    t.strictSame(parse(last('gitlab')), { aud: audience }, 'a value of YAML')
   }
 })
 
