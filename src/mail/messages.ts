@@ -151,7 +151,8 @@ const MAX_CHARACTERS = 60
 // Programs that show mails make a link of such a text, also with the dots of other scripts: addresses, network paths.
 const LINK =
   /:\/\/|\\\\|\b(?:file|mailto|sms|tel):|www[.．。｡]|\S[.．。｡]\p{L}|(?:\d[.．。｡]\d{1,3}[.．。｡]?){2}/iu
-const JOINERS = /[\u200c\u200d]/g
+// Characters that are not seen, such as U+034F and U+FE0F: with one between them, a dot and a letter look like a link.
+const INVISIBLE = /\p{Default_Ignorable_Code_Point}/gu
 // U+200C and U+200D are part of Persian words and emoji.
 const UNPRINTABLE = /(?:(?![\u200c\u200d])[\p{C}\p{Zl}\p{Zp}])+/gu
 
@@ -162,7 +163,7 @@ const UNPRINTABLE = /(?:(?![\u200c\u200d])[\p{C}\p{Zl}\p{Zp}])+/gu
  */
 function named (without: string, name: string, before: string): string {
   const line = name.replace(UNPRINTABLE, ' ').trim()
-  if (line === '' || LINK.test(line.replace(JOINERS, ''))) return without
+  if (line === '' || LINK.test(line.replace(INVISIBLE, ''))) return without
   const characters = [...line]
   const shown = characters.length > MAX_CHARACTERS ? `${characters.slice(0, MAX_CHARACTERS - 1).join('')}…` : line
   return `${before}"${shown.replaceAll('"', "'")}"`

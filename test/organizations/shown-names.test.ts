@@ -164,7 +164,7 @@ t.test('a mail quotes a name, cuts it, and leaves it out if it could be a link',
   const lines = mails('Nimbus').map(({ text }) => text.split('\n').length)
   for (const name of [
     'https://evil.example', 'see HTTP://evil', 'WWW.evil', 'evil.example', 'Rosa (evil.co)', 'J.R. Smith', 'evil1.com', 'evil。com', 'x ftp://1',
-    '\\\\10.1.2.3\\share', 'file:x', 'mailto:x', 'tel:+44', '203.0.113.9/login', 'evil.\u200dcom', '\n'
+    '\\\\10.1.2.3\\share', 'file:x', 'mailto:x', 'tel:+44', '203.0.113.9/login', 'evil.\u200dcom', 'evil.\ufe0fcom', 'evil.\u034fcom', 'w\u180bww.x', '\n'
   ]) {
     for (const [i, { subject, text }] of mails(name).entries()) {
       t.notMatch(subject + text.replaceAll(/https:\/\/strongroom\.example\S*|a@b\.example/g, ''), name.trim() || '""', `${i} ${name}`)
