@@ -169,7 +169,7 @@ let user: string | undefined
 /** The id of the person of a token; undefined if the token has ended. */
 async function userOf ({ access }: Token): Promise<string | undefined> {
   const response = await patientFetch(new URL('api/v1/user', BASE), { headers: { authorization: `Bearer ${access}` } })
-  return ((await response.json()) as { data?: { id: string } }).data?.id
+  return response.status === 401 ? undefined : ((await response.json()) as { data: { id: string } }).data.id
 }
 
 /** Loads the page again if the session has ended before the token, or another person has signed in. */

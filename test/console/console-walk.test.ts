@@ -1177,6 +1177,16 @@ t.test('CO-05: tabs of the console lose all when they are shown after their sess
   await reveal()
   let [answer] = await Promise.all([checked(), choose('focus')])
   t.equal(answer.status(), 200)
+  // A service that cannot answer now is no reason to lose the page.
+  let unanswered = 0
+  await tab.route('**/api/v1/user', async (route) => {
+    unanswered++
+    return route.fulfill({ status: 503, json: { error: 'service_unavailable', message: 'Try again.' } })
+  })
+  for (const event of ['focus', 'visibilitychange']) await Promise.all([checked(), choose(event)])
+  await tab.unroute('**/api/v1/user')
+  ;[answer] = await Promise.all([checked(), choose('focus')])
+  t.strictSame([unanswered, answer.status(), loads], [2, 200, 0], 'the page stays, without another look')
   // A new password of the same person: the tab goes on with a new token.
   await page.goto(`${url}/account/password`)
   await page.getByLabel('Current password').fill(rosa.password)
