@@ -3,7 +3,7 @@ import type { ComponentChildren } from 'preact'
 import { useContext, useEffect, useState } from 'preact/hooks'
 import { call } from './api.ts'
 import { deriveKey, newKeyString, openBlob, sealBlob, type ClientKey } from '../src/client/keys.ts'
-import { forgetKey, heldKey, holdKey, isOpen } from './held-keys.ts'
+import { forgetKey, heldKey, holdKey, isOpen, keepKeys } from './held-keys.ts'
 import { callLevel, columnsOf, inBody, levelOf, KINDS, projectPath, storedAt, type Kind, type Level, type State } from './levels.ts'
 import type { Project } from './rights.ts'
 import { place } from './router.ts'
@@ -16,6 +16,8 @@ import { escapeValue, needsEscapes, present, readValues, shownName, unescapeValu
 const shown = signal<ReadonlyMap<string, string>>(new Map())
 document.addEventListener('visibilitychange', () => { if (document.hidden) shown.value = new Map() })
 effect(() => { if (place.value !== undefined) shown.value = new Map() })
+// Without the key, the page would show its entry in place of what a person types.
+document.addEventListener('input', keepKeys)
 
 const idOf = (source: string, name: string) => `${source}\n${name}`
 
@@ -201,7 +203,6 @@ export async function * storedDocuments ({ organization, project }: Level) {
 }
 
 const WRONG_KEY_STRING = 'This is not the key string of the project: it does not decrypt its documents. Look for missing or added characters. After a rotation, only the new key string works.'
-
 const NO_DOCUMENT = 'There is no document yet to check this key string against. Enter it once more: with a wrong one, you would save documents that nobody else can open.'
 
 /**
@@ -209,8 +210,7 @@ const NO_DOCUMENT = 'There is no document yet to check this key string against. 
  * second entry must be the same as the first one: returns the key of the first entry.
  */
 async function openProject (level: Level, keyString: string, first?: ClientKey): Promise<ClientKey | undefined> {
-  const { data: { data: { attributes } } } = await call('getEncryptionKey', { path: level })
-  const { key_check_salt: salt, key_check_iterations: iterations } = attributes
+  const { key_check_salt: salt, key_check_iterations: iterations } = (await call('getEncryptionKey', { path: level })).data.data.attributes
   const key = await deriveKey(keyString, { salt, iterations })
   const { value: document } = await storedDocuments(level).next()
   const sample = document?.content ?? (first && await sealBlob(first, ''))
