@@ -23,23 +23,24 @@ export type Verdict = 'live' | 'ended' | 'locked'
 interface Parameters extends OfOrganization { callers: string }
 
 const callersOf = ($: Value) => sql`caller AS (
-    SELECT n, organization_id, api_token, decode(hash, 'hex') AS hash, access_token, user_id, role, teams
+    SELECT n, organization_id, api_token, decode(hash, 'hex') AS hash, slices, access_token, user_id, role, teams
     FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), api_token bigint,
-      hash text, access_token bigint, user_id bigint, role varchar, teams jsonb))`
+      hash text, slices jsonb, access_token bigint, user_id bigint, role varchar, teams jsonb))`
 
 // Compares the expiry with the start of the statement, because the transaction may have begun before the expiry.
 const IS_TOKEN_OF_CALLER = sql`organization_id = caller.organization_id AND id = caller.api_token
         AND (expires_at IS NULL OR expires_at > ${STATEMENT_TIME})${andOwn(sql`organization_id`)}`
 
-// The valid API tokens among the callers, each with its grant.
+// The valid API tokens among the callers, each with its grant. The restrictions of a token change only under the lock of
+// the organization.
 const apiTokens = sql`
     SELECT caller.n, t.grant_id, t.user_id FROM caller CROSS JOIN LATERAL (
-      SELECT token_hash, grant_id, user_id FROM api_tokens WHERE ${IS_TOKEN_OF_CALLER} LIMIT 1
+      SELECT token_hash, grant_id, user_id, slices FROM api_tokens WHERE ${IS_TOKEN_OF_CALLER} LIMIT 1
     ) AS t
-    WHERE t.token_hash = caller.hash OR EXISTS (
+    WHERE (caller.slices IS NULL OR t.slices = caller.slices) AND (t.token_hash = caller.hash OR EXISTS (
       SELECT FROM former_token_hashes f
       WHERE f.organization_id = caller.organization_id AND f.token_hash = caller.hash
-        AND f.token_id = caller.api_token AND f.expires_at > ${STATEMENT_TIME}${andOwn(sql`f.organization_id`)})`
+        AND f.token_id = caller.api_token AND f.expires_at > ${STATEMENT_TIME}${andOwn(sql`f.organization_id`)}))`
 
 // Whether a caller still has the membership and the team roles by which the request was authorized, with the same
 // restrictions.

@@ -304,6 +304,45 @@ t.test('a workload whose token expires before its body arrives changes nothing',
   }
 })
 
+t.test('a token changes nothing if it loses `inherited` before its body arrives', async (t) => {
+  const address = await listening(Infinity)
+  const place = { project: '{project}', target: '{target}', environment: '{environment}' }
+  const inheriting = { ...place, inherited: true }
+  const keys = `/organizations/${o}/api-keys`
+  const changed = (id: string, body: object): Row => {
+    const { body: whole, ...row } = OPERATIONS[id]!
+    return { ...row, body: { ...whole, ...body } }
+  }
+  const rows = {
+    createApiToken: changed('createApiToken', { restrictions: [inheriting] }),
+    'createApiToken without': changed('createApiToken', { restrictions: [place] }),
+    createWorkload: changed('createWorkload', { restrictions: [inheriting] }),
+    storeSecrets: changed('storeSecrets', place)
+  }
+  for (const [what, row] of Object.entries(rows)) {
+    for (const loses of [true, false]) {
+      const { status, text, body } = await nimbus.call('POST', keys, {
+        name: 'CI',
+        abilities: ['api-token:create', 'secret:read', 'secret:write', 'secret:decrypt'],
+        restrictions: [requestOf({ ...row, body: inheriting }, ids).payload]
+      })
+      if (status !== 201) throw new Error(text)
+      let before = ''
+      const answer = await heldOpen(address, row, body.token, async () => {
+        const [one] = body.api_key.restrictions
+        const restrictions = [loses ? { ...one, inherited: false } : one]
+        const put = await nimbus.call('PUT', `${keys}/${body.api_key.id}`, { name: 'Other', restrictions })
+        if (put.status !== 200) throw new Error(put.text)
+        before = await fingerprint(service)
+      })
+      const after = await fingerprint(service)
+      if (loses) t.match(answer, { status: 401, body: { error: 'unauthenticated' } }, what)
+      else t.ok(answer.status < 300, `${what}: ${answer.status} ${JSON.stringify(answer.body)}`)
+      t.equal(after === before, loses, `${what} ${loses ? 'left nothing' : 'has an effect'}`)
+    }
+  }
+})
+
 t.test('what one instance has ended is refused by all from the next request on', async (t) => {
   const second = await startBeside(t, service)
   const apps = [service.app, ...second === undefined ? [] : [second]]

@@ -12,9 +12,12 @@ export interface RoleThroughTeam {
 /**
  * The credential of a request: the id of an API token or access token. `hash` is the hash of the sent token, in hex.
  * `user_id` and `role` are those of the person, if any. `teams` are the roles from teams that authorized the request.
- * Of a workload: the id and the revision of its rule, and the end of its token in ISO 8601.
+ * `slices` are the restrictions of an API token that has `inherited`, which can be removed; others are fixed. Of a
+ * workload: the id and the revision of its rule, and the end of its token in ISO 8601.
  */
-export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
+export type Caller = ({
+  api_token: number, hash: string, user_id?: number, role?: Role, slices?: readonly StoredSlice[]
+} |
   { access_token: number, user_id: number, role: Role } |
   { workload: number, revision: number, ends: string, user_id?: undefined, role?: undefined }) &
   { teams?: readonly RoleThroughTeam[] }

@@ -180,7 +180,11 @@ function principalOf (db: Db, row: TokenFound): Principal | undefined {
     type: 'api_token',
     id,
     name,
-    ...powersOf(db, row.support, token, { api_token: id, hash: (former ?? token).token_hash.toString('hex') }),
+    ...powersOf(db, row.support, token, {
+      api_token: id,
+      hash: (former ?? token).token_hash.toString('hex'),
+      ...(slices?.some(({ inherited }) => inherited) && { slices })
+    }),
     slices: slices ?? [],
     expires_at,
     person: user_id === null
@@ -200,7 +204,7 @@ type Owned = Pick<Authenticated<'api_tokens'>, 'organization_id' | 'user_id' | '
 function powersOf (
   db: Db, support: Support | null,
   { organization_id, user_id, grant_id, abilities: granted }: Owned & { abilities: Ability[] },
-  caller: { api_token: number, hash: string }
+  caller: Extract<Caller, { api_token: number }>
 ): Powers & Pick<Principal, 'caller' | 'teams'> {
   if (support === null || user_id === null) {
     return { scopes: new Set(granted), granted, teams: { inProject: [], anywhere: [] }, caller }
