@@ -31,8 +31,8 @@ const callersOf = ($: Value) => sql`caller AS (
 const IS_TOKEN_OF_CALLER = sql`organization_id = caller.organization_id AND id = caller.api_token
         AND (expires_at IS NULL OR expires_at > ${STATEMENT_TIME})${andOwn(sql`organization_id`)}`
 
-// The valid API tokens among the callers, each with its grant. The restrictions of a token change only under the lock of
-// the organization.
+// The valid API tokens among the callers, each with its grant. The restrictions of a token change only under the lock
+// of the organization.
 const apiTokens = sql`
     SELECT caller.n, t.grant_id, t.user_id FROM caller CROSS JOIN LATERAL (
       SELECT token_hash, grant_id, user_id, slices FROM api_tokens WHERE ${IS_TOKEN_OF_CALLER} LIMIT 1
