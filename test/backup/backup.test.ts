@@ -9,6 +9,7 @@ import { buffer } from 'node:stream/consumers'
 import { generateX25519Identity, identityToRecipient } from 'age-encryption'
 import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
+import { CONSOLE_CLIENT } from '../../schemas/console.ts'
 import { buildApp } from '../../src/app.ts'
 import { rotateChainKey, verifyDatabase } from '../../src/commands/audit/audit.ts'
 import { decodeBackup, encodeBackup, type Count, type Header } from '../../src/commands/backup/backup-file.ts'
@@ -34,7 +35,7 @@ import { startIsolatedApp } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { LONG } from '../helpers/long.ts'
 import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
-import { giveSecondFactor, makePerson } from '../helpers/people.ts'
+import { giveSecondFactor, issuePair, makePerson } from '../helpers/people.ts'
 import { CLI, command, emptyPlace, run, scratchDirectory, type Ended } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
@@ -596,6 +597,31 @@ t.test('the database knows when it was backed up last, and a restored one that i
   const untold = await command(['backup', nextFile()], place)
   t.equal(untold.code, 0, 'a database of the release before has no such table, and is backed up all the same')
   t.match(untold.stderr, /^The backup is not recorded in the metrics, because the database could not be updated: .+\n$/)
+})
+
+t.test('a restore ends the tokens of the console with the sessions, and those of no application', async (t) => {
+  const person = await makePerson(service, { [caller.organization]: 'owner' })
+  const [application, daily, privileged] = await Promise.all([
+    issuePair(service, person, ['secret:read']), issuePair(service, person, ['secret:read'], CONSOLE_CLIENT),
+    issuePair(service, person, ['member:delete'], CONSOLE_CLIENT)
+  ])
+  const { file, digest } = await backUp()
+  for (const kind of ON_POSTGRES ? [undefined, 'embedded'] as const : ['embedded'] as const) {
+    const place = withKey(await emptyPlace(t, kind))
+    t.equal(digestOf(await command(['restore', file], place)), digest)
+    const { database, keyring } = await open(loadConfig(place), { creates: true })
+    const config = loadConfig({ RATE_LIMIT_API: '0', LOG_LEVEL: 'silent' })
+    const app = await buildApp({ config, database, keyring, costs: QUICK })
+    const statusIn = async (to: Pick<typeof app, 'inject'>, { access }: typeof daily) =>
+      (await to.inject({ url: '/api/v1/user', headers: { authorization: `Bearer ${access}` } })).statusCode
+    for (const ofConsole of [daily, privileged]) {
+      t.equal(await statusIn(app, ofConsole), 401)
+      t.equal(await statusIn(service.app, ofConsole), 200, 'where the backup was made, nothing ends')
+    }
+    t.equal(await statusIn(app, application), 200)
+    await app.close()
+    await database.close()
+  }
 })
 
 t.test('the moment of a backup is by the clock of the database, whatever that of who makes it says', async (t) => {

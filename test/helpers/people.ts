@@ -160,10 +160,10 @@ export async function post (
 
 /** Creates an access token and a refresh token directly in the database. */
 export async function issuePair (
-  { database }: Pick<TestApp, 'database'>, person: Pick<Person, 'id'>, scopes: readonly Scope[]
+  { database }: Pick<TestApp, 'database'>, person: Pick<Person, 'id'>, scopes: readonly Scope[], client_id = 'dotenv-cli'
 ) {
   const [access, refresh] = [mintCredential('at'), mintCredential('rt')]
-  const grant = await createGrant(database.db, { user_id: person.id, client_id: 'dotenv-cli', scopes: [...scopes] })
+  const grant = await createGrant(database.db, { user_id: person.id, client_id, scopes: [...scopes] })
   await createPair(database.db, {
     grant_id: grant, access_hash: hashToken(access), refresh_hash: hashToken(refresh), scopes: [...scopes]
   })

@@ -6,6 +6,7 @@ import { loadConfig, readSecretFile, type Config } from '../../config.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { AGE, decryptWith, encryptTo, RecipientError, type Cipher } from '../../crypto/recipients.ts'
+import { endAllConsoles } from '../../db/callers/console-tokens.ts'
 import { freeBytes } from '../../db/embedded/copy-cluster.ts'
 import { readNow, type Db } from '../../db/database.ts'
 import { areUnreleased, canMakeSchema, listMigrations, lockSchema, makeSchema } from '../../db/migrate.ts'
@@ -256,6 +257,7 @@ export async function restoreInto (
         refuse('The restored rows differ from the backup')
       }
       await recordRestore(db)
+      await endAllConsoles(db)
       await analyze(db)
       return { made_at: header!.made_at, counts, bytes }
     }

@@ -22,6 +22,16 @@ export async function endConsole (db: Db, user_id: number): Promise<void> {
   await retireTokensOfConsole(db, user_id)
 }
 
+/**
+ * Ends the tokens of the console for all people, after a restore: a backup has no sessions and no codes. The database
+ * can have the schema of an older release.
+ */
+export async function endAllConsoles (db: Db): Promise<void> {
+  await db.update(oauth_tokens).set(USED).where(sql`${oauth_tokens.used_at} IS NULL
+    AND ${oauth_tokens.access_expires_at} > now() AND ${oauth_tokens.grant_id} = ANY(ARRAY(
+      SELECT g.id FROM oauth_grants g WHERE g.client_id = ${CONSOLE_CLIENT}))`)
+}
+
 /** Makes all access tokens of a person for the console invalid. The grants and their API tokens stay valid. */
 export async function retireTokensOfConsole (db: Db, user_id: number): Promise<void> {
   // Locks in the order of ids, so that concurrent calls do not deadlock.
