@@ -91,7 +91,7 @@ export function membershipInvitation (
 ): Message {
   const there = place == null
     ? ''
-    : `, with the role ${spoken(place.role)} in ${pathOfSlugs(place)}`
+    : `, with the role ${spoken(place.role)} in ${named('a part of it', pathOfSlugs(place), '')}`
   return {
     subject: `An invitation to ${named('an organization', organization, '')} on Strongroom`,
     text: `Hello,
@@ -157,7 +157,7 @@ const INVISIBLE = /\p{Default_Ignorable_Code_Point}/gu
 const UNPRINTABLE = /(?:(?![\u200c\u200d])[\p{C}\p{Zl}\p{Zp}])+/gu
 
 /**
- * A name in a mail, quoted after `before`. Members of organizations choose names, so a name must not look like text of
+ * A name, or a path of slugs, in a mail, quoted after `before`. Members of organizations choose names, so a name must not look like text of
  * the service or become a link: it is one line of at most 60 characters, and is replaced by `without` if it could be a
  * link.
  */

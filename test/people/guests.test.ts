@@ -100,6 +100,25 @@ t.test('guest is no role of a team', async (t) => {
     [422, 'validation_failed'])
 })
 
+t.test('the mail of an invitation to a place quotes its slugs, and cuts them at 60 characters', async (t) => {
+  const { o, call, invite } = await nimbus()
+  const long = 'your-account-ends-today-so-call-0800-123456'
+  await call('POST', `/${o}/projects`, { name: 'Call', slug: long })
+  await call('POST', `/${o}/${long}/targets`, { name: 'Now', slug: 'and-tell-your-password' })
+  for (const [place, shown] of [
+    [{ project: 'orbit' }, 'orbit'],
+    [{ project: 'orbit', target: 'backend' }, 'orbit/backend'],
+    [{ project: long }, long],
+    [{ project: long, target: 'and-tell-your-password' }, `${long}/and-tell-your-p…`]
+  ] as const) {
+    const sent = mail.mails.length
+    const { answer } = await invite({ place, place_role: 'developer' })
+    t.equal(answer.status, 201, answer.text)
+    await until(async () => mail.mails.length > sent)
+    t.match(mail.mails.at(-1)!.text.replace(/\s+/g, ' '), `as guest, with the role developer in "${shown}". To accept`)
+  }
+})
+
 t.test('an invitation to a place makes a guest with a role in this place alone', async (t) => {
   const { o, accept, invite, teams, events } = await nimbus()
   const sent = mail.mails.length
@@ -110,7 +129,7 @@ t.test('an invitation to a place makes a guest with a role in this place alone',
     action: 'invitation.create', details: { role: 'guest', place_role: 'developer', place: /^\w{26}\/\w{26}\/\w{26}$/ }
   })
   await until(async () => mail.mails.length > sent)
-  t.match(mail.mails.at(-1)!.text.replace(/\s+/g, ' '), 'as guest, with the role developer in orbit/backend/live.')
+  t.match(mail.mails.at(-1)!.text.replace(/\s+/g, ' '), 'as guest, with the role developer in "orbit/backend/live".')
 
   t.strictSame((await accept(guest, answer)).body.data.attributes.role, 'guest')
   const by = await callAs(service, guest)
