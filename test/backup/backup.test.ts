@@ -600,7 +600,8 @@ t.test('the database knows when it was backed up last, and a restored one that i
 })
 
 t.test('a restore ends the tokens of the console with the sessions, and those of no application', async (t) => {
-  const person = await makePerson(service, { [caller.organization]: 'owner' })
+  const { organization } = await service.organization()
+  const person = await makePerson(service, { [organization]: 'owner' })
   const [application, daily, privileged] = await Promise.all([
     issuePair(service, person, ['secret:read']), issuePair(service, person, ['secret:read'], CONSOLE_CLIENT),
     issuePair(service, person, ['member:delete'], CONSOLE_CLIENT)

@@ -94,7 +94,7 @@ t.test('it then builds, and the tests over all routes and tables hold for it', {
   }
   symlinkSync(resolve('node_modules'), join(tree, 'node_modules'))
   // Copies the output of the last build, so that the compiler checks only the changes of the recipe.
-  for (const name of readdirSync('dist').filter((name) => !/^(?:recipe|generated)-/.test(name))) {
+  for (const name of readdirSync('dist').filter((name) => !/^(?:recipe|generated|image)-/.test(name))) {
     cpSync(join('dist', name), join(tree, 'dist', name), { recursive: true, preserveTimestamps: true })
   }
   for (const file of NEW) {
