@@ -157,9 +157,9 @@ const INVISIBLE = /\p{Default_Ignorable_Code_Point}/gu
 const UNPRINTABLE = /(?:(?![\u200c\u200d])[\p{C}\p{Zl}\p{Zp}])+/gu
 
 /**
- * A name, or a path of slugs, in a mail, quoted after `before`. Members of organizations choose names, so a name must not look like text of
- * the service or become a link: it is one line of at most 60 characters, and is replaced by `without` if it could be a
- * link.
+ * A name, or a path of slugs, in a mail, quoted after `before`. Members of organizations choose them, so they must not
+ * look like text of the service or become a link: the text is one line of at most 60 characters, and is replaced by
+ * `without` if it could be a link.
  */
 function named (without: string, name: string, before: string): string {
   const line = name.replace(UNPRINTABLE, ' ').trim()
