@@ -84,6 +84,19 @@ t.test('a change of names and its dry run warn of the names they set, and of val
   t.strictSame((await change(at, { set: { A: '$X' } })).body.warnings, [{ line: 1, column: 3, name: 'A', reason: 'expansion' }])
 })
 
+t.test('a change warns as a store of the changed document does, also with several byte order marks', async (t) => {
+  const at = await makeLevel(owner, { slug: 'warned-marks' })
+  const set = { B: "it's $X", C: 'x' }
+  for (const text of ['B=1\n', '\ufeffB=1\n', '\ufeff\ufeffB=1\n', '\ufeff\ufeffA=1\nB=1\n', '\ufeffA=1\n\ufeffB=1\n', '\ufeff\ufeff\ufeff\n']) {
+    await store(at, text)
+    const { body: { warnings } } = await change(at, { set, unset: ['A'] })
+    const { body } = await owner.call('GET', `/${org}/warned-marks/backend/live/secrets?decrypt=true`)
+    const { content } = body.data.attributes.levels.environment
+    t.match(warnings, [{ name: 'B', reason: 'expansion' }], JSON.stringify(text))
+    t.strictSame(warnings, (await store(at, content)).body.warnings, JSON.stringify(content))
+  }
+})
+
 t.test('text that other readers read differently is refused at a store as a whole, and nowhere else', async (t) => {
   const refused: Record<string, readonly [reason: string, line: number, name?: null]> = {
     'A="x" B="y"\n': ['text_after_quote', 1],

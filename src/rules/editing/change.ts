@@ -79,7 +79,8 @@ export function changeNames (
     tried.add(edited)
     const typed = editor.typed && emptyEntries()
     const assignments: EnvAssignment[] | undefined = format === 'env' ? [] : undefined
-    const after = readClosely(format, edited, { typed, assignments })
+    // With the mark, as it is stored: a document with two has the second one in `edited`.
+    const after = readClosely(format, mark + edited, { typed, assignments })
     if (after === undefined) limit ??= documentError(format, edited)?.limit
     // Another attempt cannot have fewer names or tokens, but it may have fewer lines.
     if (limit !== undefined && limit !== LINES) break
