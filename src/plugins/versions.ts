@@ -455,7 +455,9 @@ export const versions: Domain = async (app) => {
 
 const warningOfProject = ({ secret_format }: Pick<LevelState['project'], 'secret_format'>, unreadable: number) =>
   unreadable > 0 && {
-    warning: `Do not parse as ${secret_format}, and cannot be merged: ${counted(unreadable, 'document')}.`
+    warning: (secret_format === 'text'
+      ? 'Are not UTF-8, so that decrypted reads give U+FFFD: '
+      : `Do not parse as ${secret_format}, and cannot be merged: `) + `${counted(unreadable, 'document')}.`
   }
 
 type FindVersion<V> = (db: Db, version: { organization_id: string, id: number }) => Promise<V | undefined>

@@ -1,7 +1,7 @@
 // runs: one database, embedded
 import t, { type Test } from 'tap'
 import { RAW_TYPE, READ_TYPE } from '../../schemas/secrets.ts'
-import { sealBlob } from '../../src/crypto/blob.ts'
+import { openBlob, sealBlob } from '../../src/crypto/blob.ts'
 import { deriveDataKey } from '../../src/crypto/key-proof.ts'
 import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { writeInSteps } from '../../src/http/responses/large-responses.ts'
@@ -354,6 +354,29 @@ t.test('content that does not parse is stored with a warning; readable and text 
   const answer = await store({ ...text, plaintext: '{ anything' })
   t.equal(answer.status, 200)
   t.notOk('warning' in answer.body)
+})
+
+t.test('a store and a restore of bytes that are not UTF-8 warn that reads cannot give them, in each format', async (t) => {
+  for (const [format, bytes] of [['env', 'A=1\nB=\xe9\n'], ['json', '{"A":1,\n"B":"\xe9"}'], ['yaml', 'A: 1\nB: \xff\n'], ['text', '1\n\xff\xfe\0']]) {
+    const slug = `bytes-${format!}`
+    const at = await makeLevel(owner, { slug, secret_format: format })
+    const { key, key_check_salt, key_check_iterations } =
+      (await owner.call('GET', `/${org}/${slug}/encryption-key`)).body.data.attributes
+    const dataKey = await deriveDataKey(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
+    const content = sealBlob(dataKey, Buffer.from(bytes!, 'latin1'))
+    const stored = await store({ ...at, content })
+    t.match(stored.body, { warning: /^The document is not valid UTF-8 at line 2, .*U\+FFFD/, warnings: [{ line: 2, reason: 'unreadable' }] })
+    const since = new Date().toISOString()
+    t.match((await read(`/${slug}/backend/live?decrypt=true`)).body.data.attributes.levels.environment.content, '\ufffd')
+    t.notOk('warning' in (await store({ ...at, plaintext: format === 'json' ? '{"B": "\ufffd"}' : '# \ufffd' })).body)
+    const restored = await owner.call('POST', `/${org}/secrets/versions/${stored.body.data.version}/restore`)
+    t.match(restored, { status: 200, body: { warning: stored.body.warning } })
+    const { levels } = (await read(`/${slug}/backend/live`)).body.data.attributes
+    t.strictSame(openBlob(dataKey, levels.environment.content), Buffer.from(bytes!, 'latin1'), 'a restore keeps the bytes')
+    await store({ ...at, plaintext: format === 'json' ? '{}' : '# 1' })
+    const back = await owner.call('POST', `/${org}/${slug}/restore-to`, { at: since, confirmed: true })
+    t.match(back.body.warning, format === 'text' ? /^Are not UTF-8, .*: 1 document\.$/ : /^Do not parse as .*: 1 document\.$/)
+  }
 })
 
 t.test('entity tags are strong, keyed and change with every write; If-None-Match answers 304', async (t) => {

@@ -45,15 +45,17 @@ export interface Notes extends Warnings { warning?: string }
 export function notesOf (
   { project }: { project: Pick<KeyState, 'secret_format'> }, { plain, check }: Accepted
 ): Notes {
-  if (plain === undefined || project.secret_format === 'text') return {}
+  if (plain === undefined) return {}
   const text = plain.toString()
   const notUtf8 = typeof plain === 'string' ? undefined : encodingError(plain, text)
   if (notUtf8 !== undefined) {
     const { line, column } = notUtf8
-    const warning =
-      `The document is not valid UTF-8 at line ${line}, column ${column}. Its names cannot be changed one by one.`
+    // Also of a text: JSON, and so each decrypted read, cannot hold the bytes.
+    const warning = `The document is not valid UTF-8 at line ${line}, column ${column}. ` +
+      'Decrypted reads give U+FFFD in the place of its other bytes, and its names cannot be changed one by one.'
     return { warning, ...unreadableWarning(notUtf8) }
   }
+  if (project.secret_format === 'text') return {}
   const { error, warnings } = check ?? checkDocument(project.secret_format, text)
   const warning = error && (error.limit === undefined
     ? `The document does not parse as ${project.secret_format} at line ${error.line}, column ${error.column}. `
