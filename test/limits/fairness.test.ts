@@ -203,7 +203,7 @@ t.test('while an organization runs one long operation after the other, no reques
   const [busy, other] = [await service.organization(), await service.organization()]
   const slugs = ['one', 'two', 'three', 'four']
   const moments: string[] = []
-  for (const slug of slugs) moments.push(await fill(busy, slug, LONG ? 25 : 4))
+  for (const slug of slugs) moments.push(await fill(busy, slug, LONG ? 25 : 8))
   await fill(other, 'quiet', 2)
   const o = other.organization
   const state = { isOver: false, done: 0 }
@@ -298,7 +298,7 @@ t.test('places of long transactions are shared out by organizations: of those th
 
 // A YAML document whose parsing takes tens of milliseconds.
 const slow = (n: number) => Array.from({ length: 1_400 }, (_, i) => `P${i}: v${n}`).join('\n')
-const AT_ONCE = LONG ? 12 : 4
+const AT_ONCE = 12
 
 t.test('documents that take long to parse share no transaction, and each is stored once', async (t) => {
   const busy = await service.organization()
@@ -333,7 +333,7 @@ t.test('restore-to parses each document in a turn of its own, so other requests 
   const o = caller.organization
   await caller.call('POST', `/${o}/projects`, { name: 'Turns', secret_format: 'yaml' })
   await caller.call('POST', `/${o}/turns/targets`, { name: 'T' })
-  const levels = Array.from({ length: LONG ? 16 : 6 }, (_, n) => ({ project: 'turns', target: 't', environment: `e${n}` }))
+  const levels = Array.from({ length: 16 }, (_, n) => ({ project: 'turns', target: 't', environment: `e${n}` }))
   for (const { environment: name } of levels) await caller.call('POST', `/${o}/turns/t/environments`, { name })
   const store = async (plaintextOf: (n: number) => string) => {
     for (const [n, level] of levels.entries()) {
