@@ -15,8 +15,8 @@ export async function waitsForTurn (caller: Caller, ask: () => Promise<Answer>):
     isAnswered = true
     return answer
   })
-  // Sends as many sequential requests as a list could need.
-  for (let i = 0; i < 5; i++) await caller.call('GET', `/organizations/${caller.organization}/api-keys?per_page=1`)
+  // Sends more sequential requests than a list could need.
+  for (let i = 0; i < 12; i++) await caller.call('GET', `/organizations/${caller.organization}/api-keys?per_page=1`)
   const isWaiting = !isAnswered
   release()
   await held
