@@ -15,7 +15,7 @@ import { freePort, startPostgres } from '../test/helpers/postgres.ts'
 import { startLoad, type Request } from './load.ts'
 import { createDatabase, preparePlace, printRows, roundsOf, TENANTS, type Place, type PlaceRow } from './places.ts'
 import { cpuWithChildren } from './processes.ts'
-import { DOCUMENT, getting, LEVEL, posting, send, storing } from './seed.ts'
+import { DOCUMENT, getting, LEVEL, posting, send, storing, type Tenant } from './seed.ts'
 
 const { values, positionals: [program] } = parseArgs({
   allowPositionals: true,
@@ -35,14 +35,12 @@ const server = await startPostgres()
 try {
   const own = await preparePlace(dir, { DATABASE_URL: await createDatabase(server.url, 'own'), DATABASE_POOL: '10' })
   const other = await startOpenBao(program, await createDatabase(server.url, 'other'))
-  const both = (ofOwn: (place: Place) => Request[], ofOther: (place: Place) => Request[]) =>
-    (place: Place) => place === other ? ofOther(place) : ofOwn(place)
+  const both = (ofOwn: (tenant: Tenant) => Request, ofOther: (tenant: Tenant) => Request, count = 1) =>
+    (place: Place) => place.tenants.slice(0, count).map((tenant) => place === other ? ofOther(tenant) : ofOwn(tenant))
   const reading = (more: string) => both(
-    ({ tenants: [{ id, token } = { id: '', token: '' }] }) => [getting(token, `/api/v1/${id}/${LEVEL_PATH}/secrets${more}`)],
-    ({ tenants: [{ id, token } = { id: '', token: '' }] }) => [getting(token, `/v1/${id}/data/${LEVEL_PATH}`)])
-  const storingAll = (count: number) => both(
-    ({ tenants }) => tenants.slice(0, count).map((tenant) => storing(tenant)),
-    ({ tenants }) => tenants.slice(0, count).map(({ id, token }) => storingAtOpenBao(id, token)))
+    ({ id, token }) => getting(token, `/api/v1/${id}/${LEVEL_PATH}/secrets${more}`),
+    ({ id, token }) => getting(token, `/v1/${id}/data/${LEVEL_PATH}`))
+  const storingAll = (count: number) => both((tenant) => storing(tenant), storingAtOpenBao, count)
   const alone = { connections: 1 }
   const rows: PlaceRow[] = [
     { row: 'encrypted read', requests: reading('') },
@@ -60,8 +58,8 @@ try {
   fs.rmSync(dir, { recursive: true, force: true })
 }
 
-function storingAtOpenBao (engine: string, token: string): Request {
-  return posting(token, `/v1/${engine}/data/${LEVEL_PATH}`, { data: { document: DOCUMENT } })
+function storingAtOpenBao ({ id, token }: Tenant): Request {
+  return posting(token, `/v1/${id}/data/${LEVEL_PATH}`, { data: { document: DOCUMENT } })
 }
 
 interface Initialized { keys: string[], root_token: string }
@@ -99,8 +97,8 @@ async function startOpenBao (program: string, databaseUrl: string): Promise<Plac
     tenant.token = auth.client_token
     await put(`sys/mounts/${tenant.id}`, { type: 'kv', options: { version: '2' } }, root)
   }
-  for (const { id, token } of tenants) {
-    const request = storingAtOpenBao(id, token)
+  for (const tenant of tenants) {
+    const request = storingAtOpenBao(tenant)
     // A new engine of version 2 refuses requests until it has upgraded itself.
     while (!await send(url, request).then(() => true, () => false)) await pause(50)
   }

@@ -20,6 +20,7 @@ import { measureMatrix } from './matrix.ts'
 import { measureMerges } from './merges.ts'
 import { measureNameHistories } from './name-histories.ts'
 import { measureNames } from './names.ts'
+import { roundsOf } from './places.ts'
 import { makeTables, preparePlainTx } from './plain-tx.ts'
 import { cpuOfPostgres, startBare, startService, type Running } from './processes.ts'
 import { measureRestrictions } from './restrictions.ts'
@@ -45,13 +46,9 @@ const { values } = parseArgs({
     only: { type: 'string', default: '' }
   }
 })
-const rounds = Number(values.rounds)
-const seconds = Number(values.seconds)
+const { rounds, seconds } = roundsOf(values)
 const minutes = Number(values.minutes)
 const levels = Number(values.levels)
-if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && seconds > 0)) {
-  throw new Error('--rounds and --seconds are whole numbers from 1')
-}
 if (!(Number.isInteger(minutes) && minutes >= 0)) throw new Error('--minutes is a whole number')
 if (!(Number.isInteger(levels / CHUNK) && levels >= 0)) throw new Error(`--levels is a multiple of ${CHUNK}`)
 const wanted = (row: string) => row.includes(values.only)

@@ -27,20 +27,21 @@ export async function endConsole (db: Db, user_id: number): Promise<void> {
  * can have the schema of an older release.
  */
 export async function endAllConsoles (db: Db): Promise<void> {
-  await db.update(oauth_tokens).set(USED).where(sql`${oauth_tokens.used_at} IS NULL
-    AND ${oauth_tokens.access_expires_at} > now() AND ${oauth_tokens.grant_id} = ANY(ARRAY(
-      SELECT g.id FROM oauth_grants g WHERE g.client_id = ${CONSOLE_CLIENT}))`)
+  await db.update(oauth_tokens).set(USED).where(isLiveToken())
 }
 
 /** Makes all access tokens of a person for the console invalid. The grants and their API tokens stay valid. */
 export async function retireTokensOfConsole (db: Db, user_id: number): Promise<void> {
   // Locks in the order of ids, so that concurrent calls do not deadlock.
-  const live = await db.select({ id: oauth_tokens.id }).from(oauth_tokens).where(sql`${oauth_tokens.used_at} IS NULL
-    AND ${oauth_tokens.access_expires_at} > now() AND ${isOfConsole(oauth_tokens.grant_id, user_id)}`)
+  const live = await db.select({ id: oauth_tokens.id }).from(oauth_tokens).where(isLiveToken(user_id))
     .orderBy(asc(oauth_tokens.id)).for('no key update')
   if (live.length > 0) await db.update(oauth_tokens).set(USED).where(isOneOf(oauth_tokens.id, live.map(({ id }) => id)))
 }
 
-const isOfConsole = (grantId: PgColumn, user_id: number): SQL =>
-  sql`${grantId} = ANY(ARRAY(SELECT g.id FROM oauth_grants g WHERE g.user_id = ${user_id}
-    AND g.client_id = ${CONSOLE_CLIENT}))`
+// The valid tokens of the console: of a person, or without `user_id` of all people.
+const isLiveToken = (user_id?: number): SQL => sql`${oauth_tokens.used_at} IS NULL
+    AND ${oauth_tokens.access_expires_at} > now() AND ${isOfConsole(oauth_tokens.grant_id, user_id)}`
+
+const isOfConsole = (grantId: PgColumn, user_id?: number): SQL =>
+  sql`${grantId} = ANY(ARRAY(SELECT g.id FROM oauth_grants g WHERE g.client_id = ${CONSOLE_CLIENT}${
+    user_id === undefined ? sql`` : sql` AND g.user_id = ${user_id}`}))`
