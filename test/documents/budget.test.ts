@@ -63,6 +63,32 @@ t.test('the history of a name ends its page by the work, and its pages have each
   t.ok(pages > 1, `${pages} pages`)
 })
 
+t.test('the history of a name can be read whatever its values are, and its pages count what is written', async (t) => {
+  const MIB = 1024 * 1024
+  // In the response, a value takes these bytes for each of the document: up to 13, as a value and as JSON.
+  for (const [of, character, most] of [['controls', '\u0001', 2], ['quotes', '"', 4], ['letters', 'x', 6]] as const) {
+    const at = await makeLevel(owner, { slug: of })
+    const path = `/${org}/${at.project}/${at.target}/${at.environment}/secrets/names/history?name=A&values=true`
+    const last = Array.from({ length: 7 }, (_, i) => String(i))
+    for (const i of last) await store(at, `A='${character.repeat(MIB - 10)}${i}'`)
+    const found: string[] = []
+    const sizes: number[] = []
+    for (let after: string | null = ''; after !== null;) {
+      const { status, body, text } = await owner.call('GET', `${path}${after && `&after=${after}`}`)
+      t.equal(status, 200, `${of}: ${text.slice(0, 200)}`)
+      if (status !== 200) break
+      found.push(...body.data.map(({ attributes: { value, json } }: any) => {
+        t.ok(JSON.parse(json) === value, 'the JSON of the value')
+        return value.at(-1)
+      }))
+      sizes.push(body.data.length)
+      after = body.meta.next
+    }
+    t.strictSame(found, last.reverse(), of)
+    t.ok(Math.max(...sizes) <= most && Math.max(...sizes) > most / 3, `${of}: changes of the pages: ${sizes.join(', ')}`)
+  }
+})
+
 t.test('a dry run of restore-to compares levels up to the budget and counts the others; a restore does all', async (t) => {
   const { project, levels } = await makeProject('restored')
   const [row] = await test.sql('SELECT clock_timestamp() AS now')

@@ -17,7 +17,7 @@ export const WORK = {
   yamlToken: 4,
   /** For each line of a YAML document, because a text of many lines is one token. */
   yamlLine: 0.4,
-  /** For each KiB of the values of a YAML document, with expanded aliases. */
+  /** For each KiB of the values of a YAML document, with expanded aliases, and of the values in a history of a name. */
   writtenKilobyte: 5,
   /** For each name of a document in a matrix. */
   sortedName: 1,

@@ -7,7 +7,7 @@ import type { PageLimit, VersionContent, VersionContents } from '../../repositor
 import { compareEntries, emptyEntries, type Comparison, type Entries } from '../../rules/documents/entries.ts'
 import { readDocument } from '../../rules/documents/read.ts'
 import { readValue, readValueAsJson } from '../../rules/documents/value.ts'
-import { workOfDocument, type Work } from '../../rules/documents/work.ts'
+import { WORK, workOfDocument, type Work } from '../../rules/documents/work.ts'
 import { dataKeyOf } from '../keys/keys.ts'
 import { openVersion } from './documents.ts'
 import { isSpent, type ReadContext } from './open-documents.ts'
@@ -112,7 +112,10 @@ export async function nameHistory (
   function compare (version: VersionContent, before: Value, value: Value) {
     if (before === value) return
     const change = before === undefined ? 'added' : value === undefined ? 'removed' : 'changed'
-    found.changes.push({ version, change, value, json: withJson ? jsonIn(version, value) : undefined })
+    const json = withJson ? jsonIn(version, value) : undefined
+    // The response has the value, and its JSON as a text, which has a further escape for each one in it.
+    if (withJson) work.done += 3 * (json ?? value ?? '').length / 1024 * WORK.writtenKilobyte
+    found.changes.push({ version, change, value, json })
   }
 }
 
