@@ -66,11 +66,11 @@ t.test('the history of a name ends its page by the work, and its pages have each
 t.test('the history of a name can be read whatever its values are, and its pages count what is written', async (t) => {
   const MIB = 1024 * 1024
   // In the response, a value takes these bytes for each of the document: up to 13, as a value and as JSON.
-  for (const [of, character, most] of [['controls', '\u0001', 2], ['quotes', '"', 4], ['letters', 'x', 6]] as const) {
+  for (const [of, character, most] of [['controls', '\u0001', 3], ['quotes', '"', 4], ['letters', 'x', 6]] as const) {
     const at = await makeLevel(owner, { slug: of })
     const path = `/${org}/${at.project}/${at.target}/${at.environment}/secrets/names/history?name=A&values=true`
     const last = Array.from({ length: 7 }, (_, i) => String(i))
-    for (const i of last) await store(at, `A='${character.repeat(MIB - 10)}${i}'`)
+    for (const i of last) await store(at, `A='${character.repeat(MIB - 100)}${i}'`)
     const found: string[] = []
     const sizes: number[] = []
     for (let after: string | null = ''; after !== null;) {

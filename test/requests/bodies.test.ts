@@ -258,6 +258,8 @@ t.test('no published operation parses a body of many members, and each bounds it
     }
     t.equal(await send('store', 200_000, 64), '404', 'a large body')
     t.equal(await send('store', 350_000, 8), '413', 'a large body in small chunks')
+    t.equal(await send('store', 380_000, 48), '413', 'a larger body, with more such chunks than a normal one has')
+    t.equal(await send('store', 350_000, 256), '404', 'a larger body in chunks of 256 bytes')
     t.equal((await caller.call('GET', `/${organization}/projects`)).status, 200)
   })
 

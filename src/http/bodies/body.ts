@@ -70,17 +70,23 @@ export function installBodyParser (app: FastifyInstance) {
 }
 
 // Each chunk of a body takes microseconds, however small it is. So a body may have this many chunks, and more only if
-// they have this many bytes on average.
-const CHUNKS = { free: 2_000, bytes: 32 }
+// they have this many bytes on average: `later` bytes after the first MiB, or after `BODY_LIMIT` if that is less.
+const CHUNKS = { free: 2_000, bytes: 32, later: 256, first: 1024 * 1024 }
+
+function mostChunks (bytes: number, bodyLimit: number): number {
+  const first = Math.min(bytes, bodyLimit, CHUNKS.first)
+  return CHUNKS.free + first / CHUNKS.bytes + (bytes - first) / CHUNKS.later
+}
 
 /** Ends the request with 413 if its body comes in very many small chunks, and closes the connection. */
 function limitChunks ({ raw }: FastifyRequest, reply: FastifyReply) {
+  const { bodyLimit } = reply.server.config
   const push = raw.push.bind(raw)
   let [chunks, bytes, isRefused] = [0, 0, false]
   raw.push = (chunk: Buffer | null) => {
     chunks++
     bytes += chunk?.length ?? 0
-    if (!isRefused && chunks <= CHUNKS.free + bytes / CHUNKS.bytes) return push(chunk)
+    if (!isRefused && chunks <= mostChunks(bytes, bodyLimit)) return push(chunk)
     if (isRefused) return true
     isRefused = true
     if (raw.listenerCount('error') === 0) raw.destroy()
