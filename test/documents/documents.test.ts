@@ -331,6 +331,24 @@ t.test('yaml: is read up to a length, and up to a number of lines', async (t) =>
   t.ok(readDocument('yaml', `a: ${'x'.repeat(YAML_LENGTH - 2)}`) === undefined)
 })
 
+t.test('env: too many lines are refused before a line end is replaced, at the same line for each line end', async (t) => {
+  const most = `A=1${'\n'.repeat(MAX_LINES - 1)}`
+  for (const end of ['\n', '\r', '\r\n']) {
+    const text = (lines: number) => `A=1${end.repeat(lines)}`
+    t.strictSame({ ...readDocument('env', text(MAX_LINES - 1)) }, { A: '1' }, JSON.stringify(end))
+    for (const lines of [MAX_LINES + 1, 1_000_000 / end.length]) {
+      const before = process.cpuUsage()
+      for (let i = 0; i < 10; i++) {
+        t.match(checkDocument('env', text(lines)), { error: { line: MAX_LINES + 2, column: 1, limit: '20,000 lines' } })
+      }
+      const { user } = process.cpuUsage(before)
+      t.ok(user < 250_000, `${JSON.stringify(end)}: ${user / 10_000} ms for each document`)
+    }
+  }
+  t.match(checkDocument('env', `${most}\r\r\n\n#`), { error: { line: MAX_LINES + 2, column: 1 } }, 'of all kinds')
+  t.match(checkDocument('env', `\uFEFF${most}\n\n#`), { error: { line: MAX_LINES + 2, column: 1 } }, 'after a mark')
+})
+
 t.test('yaml: 1,000 names with comments are read, and an alias has the last value before it', async (t) => {
   const lines = Array.from({ length: 1000 }, (_, i) => `NAME_${i}: "${'x'.repeat(200)}" # c\n`).join('')
   t.equal(Object.keys(readDocument('yaml', lines)!).length, 1000)

@@ -76,7 +76,9 @@ function differencesIn (
   text: string, written?: ReadonlySet<string>, assignments?: readonly EnvAssignment[]
 ): Difference[] {
   const source = withoutMark(text)
-  return envDifferences(withLineFeeds(source), assignments ?? assignmentsIn(source), written)
+  // First, because this checks the limit of lines.
+  const all = assignments ?? assignmentsIn(source)
+  return envDifferences(withLineFeeds(source), all, written)
 }
 
 function assignmentsIn (source: string): EnvAssignment[] {

@@ -58,6 +58,19 @@ export function originalOffsets (text: string) {
   }
 }
 
+/** Throws UnreadableDocument if a text has too many lines. */
+function requireLines (text: string) {
+  if (text.length <= MAX_LINES) return
+  let [lf, cr] = [text.indexOf('\n'), text.indexOf('\r')]
+  for (let lines = 1; lf !== -1 || cr !== -1; lines++) {
+    const at = lf === -1 || (cr !== -1 && cr < lf) ? cr : lf
+    const next = text.startsWith('\r\n', at) ? at + 2 : at + 1
+    if (lines > MAX_LINES) throw UnreadableDocument.ofLimit(next, LINES)
+    if (lf !== -1 && lf < next) lf = text.indexOf('\n', next)
+    if (cr !== -1 && cr < next) cr = text.indexOf('\r', next)
+  }
+}
+
 /**
  * Reads a document by dotenv's rules, without variable expansion. Any invalid line makes the whole document invalid.
  *
@@ -65,13 +78,9 @@ export function originalOffsets (text: string) {
  * @param work counts the assignments
  */
 export function readEnv (text: string, entries: Entries, found?: EnvAssignment[], work: Work = { done: 0 }) {
+  // Before parsing: blank lines and comments cost time, too, and so does each line end that is replaced.
+  requireLines(text)
   const source = withLineFeeds(text)
-  // Check the limit before parsing: blank lines and comments cost time, too.
-  if (text.length > MAX_LINES) {
-    for (let lines = 1, at = source.indexOf('\n'); at !== -1; lines++, at = source.indexOf('\n', at + 1)) {
-      if (lines > MAX_LINES) throw UnreadableDocument.ofLimit(originalOffsets(text)(at + 1), LINES)
-    }
-  }
   const count = (units: number) => {
     work.done += units
     if (++names > MAX_NAMES) {
