@@ -55,7 +55,8 @@ t.test('the variables of each preset name the rule, and what gives the token', a
     t.match(text, 'STRONGROOM_URL=https://s.example.com\nSTRONGROOM_WORKLOAD=wl_A_7\n')
     t.ok(text.endsWith(third ?? 'STRONGROOM_ID_TOKEN_FILE=/var/run/strongroom/token'), preset ?? 'no preset')
   }
-  for (const audience of ['a b', '$(id)', "it's; id", '`id`', '} #"\\']) {
+  const quoted = ['a b', '$(id)', "it's; id", '`id`', '} #"\\']
+  for (const audience of [...quoted, 'a,b', 'a,b:', '-', '@a', '%a', '1e3', 'true', 'https://a,b']) {
     const last = (preset: string) => variablesOf({ ...rule, audience, preset }, 'x').split('\n').at(-1).replace(/^[^=:]*[=:]/, '')
     t.equal(execFileSync('sh', ['-c', `printf %s ${last('github-actions')}`]).toString(), audience, 'a word of a shell')
     t.strictSame(parse(last('gitlab')), { aud: audience }, 'a value of YAML')
