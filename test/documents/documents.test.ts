@@ -6,7 +6,7 @@ import { parse as parseYaml, Parser, YAMLError } from 'yaml'
 import { emptyEntries, type DocumentFormat } from '../../src/rules/documents/entries.ts'
 import { MAX_LINES, MAX_NAMES } from '../../src/rules/documents/env.ts'
 import { MAX_TOKENS } from '../../src/rules/documents/json.ts'
-import { documentError, readDocument } from '../../src/rules/documents/read.ts'
+import { documentError, encodingError, readDocument } from '../../src/rules/documents/read.ts'
 import { checkDocument } from '../../src/rules/documents/check.ts'
 import { MAX_YAML_TOKENS, YAML_LENGTH } from '../../src/rules/documents/yaml.ts'
 
@@ -347,6 +347,18 @@ t.test('env: too many lines are refused before a line end is replaced, at the sa
   }
   t.match(checkDocument('env', `${most}\r\r\n\n#`), { error: { line: MAX_LINES + 2, column: 1 } }, 'of all kinds')
   t.match(checkDocument('env', `\uFEFF${most}\n\n#`), { error: { line: MAX_LINES + 2, column: 1 } }, 'after a mark')
+})
+
+t.test('the position of bytes that are not UTF-8 is that of the first of them, also after a U+FFFD', async (t) => {
+  for (const bytes of ['ff', 'c3', 'e282', 'efbf', 'ef', 'f09f98', 'eda080', 'c0af', 'ff61', 'efbf61', 'c3c3a9']) {
+    for (const [before, line, column] of [
+      ['', 1, 1], ['A=1', 1, 4], ['A=\uFFFD\n\uFFFDé😀', 2, 4], ['\uFFFD\r\n', 2, 1]
+    ] as const) {
+      const document = Buffer.concat([Buffer.from(before), Buffer.from(bytes, 'hex'), Buffer.from('x')])
+      t.match(encodingError(document, document.toString()), { line, column, reason: 'not_utf8' }, `${before} ${bytes}`)
+    }
+  }
+  for (const text of ['', 'A=\uFFFD', '\uFEFFA=é😀']) t.equal(encodingError(Buffer.from(text), text), undefined)
 })
 
 t.test('yaml: 1,000 names with comments are read, and an alias has the last value before it', async (t) => {

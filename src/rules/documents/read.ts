@@ -92,7 +92,11 @@ export function describeError (text: string, error: unknown): DocumentError {
 
 /** The position of the first bytes that are not UTF-8; undefined without such bytes. `text` is the decoded document. */
 export function encodingError (document: Buffer, text: string): DocumentError | undefined {
-  return Buffer.from(text).equals(document)
-    ? undefined
-    : describeError(text, new UnreadableDocument(text.indexOf('\uFFFD'), 'not_utf8'))
+  const written = Buffer.from(text)
+  if (written.equals(document)) return undefined
+  // The first U+FFFD can be one of the document.
+  let at = 0
+  while (document[at] === written[at]) at++
+  const before = new TextDecoder('utf-8', { ignoreBOM: true }).decode(document.subarray(0, at), { stream: true })
+  return describeError(text, new UnreadableDocument(before.length, 'not_utf8'))
 }
