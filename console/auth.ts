@@ -1,5 +1,5 @@
 import { signal } from '@preact/signals'
-import { CONSOLE_CLIENT, DAILY_SCOPES, PRIVILEGED_SECONDS } from '../schemas/console.ts'
+import { CONSOLE_CLIENT, DAILY_SCOPES, PRIVILEGED_SECONDS, SESSION_IDLE_HOURS } from '../schemas/console.ts'
 
 // Sign-in: OAuth 2.0 authorization code with PKCE. Tokens, codes and verifiers are in memory only. While the session of
 // the browser lasts, a token needs no page (`prompt=none`); else a person signs in, and the request is made again.
@@ -11,7 +11,7 @@ const REDIRECT = new URL('console/', BASE).href
 const CHANNEL = 'strongroom-console-sign-in'
 const WINDOW = 'window:'
 
-interface Token { access: string, scopes: readonly string[], until: number }
+interface Token { access: string, scopes: readonly string[], since: number, until: number }
 let daily: Token | undefined
 let short: Token | undefined
 
@@ -84,9 +84,8 @@ async function silentToken (scopes: readonly string[], more: Record<string, stri
   })
   const body = await exchanged.json() as Record<string, string>
   if (!exchanged.ok) throw new Error(body.error_description ?? body.message)
-  return {
-    access: body.access_token!, scopes: (body.scope ?? '').split(' '), until: Date.now() + (Number(body.expires_in) - 5) * 1000
-  }
+  const since = Date.now()
+  return { access: body.access_token!, scopes: (body.scope ?? '').split(' '), since, until: since + (Number(body.expires_in) - 5) * 1000 }
 }
 
 let signOuts: BroadcastChannel | undefined
@@ -172,11 +171,12 @@ async function userOf ({ access }: Token): Promise<string | undefined> {
   return response.status === 401 ? undefined : ((await response.json()) as { data: { id: string } }).data.id
 }
 
-/** Loads the page again if the session has ended before the token, or another person has signed in. */
+/** Loads the page again if another person has signed in, or the session has ended and not by itself, without use. */
 async function look () {
   if (document.hidden || user === undefined || daily === undefined || await userOf(daily) === user) return
   const found = await silentToken(DAILY_SCOPES)
-  if (found === undefined ? daily.until > Date.now() : await userOf(found) !== user) location.reload()
+  const end = daily.since + SESSION_IDLE_HOURS * 60 * 60 * 1000
+  if (found === undefined ? Date.now() < end : await userOf(found) !== user) location.reload()
   else daily = found ?? daily
 }
 

@@ -1219,10 +1219,28 @@ t.test('CO-05: tabs of the console lose all when they are shown after their sess
   t.notMatch(await html(tab), CANARY)
   t.equal(loads, 1)
 
-  // As with "Everywhere" in another browser.
+  const again = { ...ben, password: 'third-horse-battery' }
+  // As with "Everywhere" in another browser, also while the tab is hidden for longer than its token is valid.
+  for (const hours of [0, 2]) {
+    if (hours > 0) await signIn(tab, again)
+    await tab.locator('.me').getByText(ben.name).waitFor()
+    await tab.clock.setSystemTime(Date.now() + hours * 60 * 60 * 1000)
+    await deleteSessions(service.database.db, ben.id)
+    await choose('visibilitychange')
+    await tab.getByLabel('Password').waitFor()
+  }
+
+  // A session that was not used for 12 hours may have ended by itself: the page stays, with what was typed.
+  await signIn(tab, again)
+  await tab.locator('.me').getByText(ben.name).waitFor()
+  loads = 0
+  await tab.clock.setSystemTime(Date.now() + 15 * 60 * 60 * 1000)
   await deleteSessions(service.database.db, ben.id)
-  await choose('visibilitychange')
-  await tab.getByLabel('Password').waitFor()
+  const refused = tab.waitForResponse((response) => response.url().includes('error=login_required'))
+  await choose('focus')
+  await refused
+  await tab.locator('.me').getByText(ben.name).waitFor()
+  t.equal(loads, 0)
 })
 
 t.test('a changed role of the person is in the header without a reload, and a message says who changed it', { skip }, async (t) => {

@@ -4,7 +4,7 @@ import { basename, dirname, join } from 'node:path'
 import t from 'tap'
 import { DAYS_OF_USAGE } from '../../schemas/billing.ts'
 import { SECRET_NAME_LENGTH } from '../../schemas/changes.ts'
-import { PRIVILEGED_SECONDS } from '../../schemas/console.ts'
+import { PRIVILEGED_SECONDS, SESSION_IDLE_HOURS } from '../../schemas/console.ts'
 import { DRY_RUN_LIMITS } from '../../schemas/dry-run.ts'
 import { ERRORS } from '../../schemas/errors.ts'
 import { EVENTS } from '../../schemas/events.ts'
@@ -126,8 +126,7 @@ t.test('the limits and defaults that pages name are those of the code', async (t
   const { rateLimits } = loadConfig({})
   const app = readFileSync('src/app.ts', 'utf8')
   const seconds = (option: string) => Number(new RegExp(`${option}: ([\\d_]+)`).exec(app)![1]!.replaceAll('_', '')) / 1000
-  const sessions = readFileSync('src/repositories/people/sessions.ts', 'utf8')
-  const idle = /interval '(\d+ hours)'/.exec(sessions)![1]!
+  const idle = `${SESSION_IDLE_HOURS} hours`
   const life = SESSION_SECONDS / (24 * 60 * 60)
   const large = (name: string) => constant('src/http/bodies/large-bodies.ts', name)
   const rotation = (name: string) => constant('src/plugins/encryption-keys.ts', name)

@@ -1,4 +1,5 @@
 import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
+import { SESSION_IDLE_HOURS } from '../../../schemas/console.ts'
 import { authenticatedColumns, shownColumns } from '../../db/rows/authenticated.ts'
 import { STATEMENT_TIME } from '../../db/columns.ts'
 import { waitUnlessCounter } from '../../db/rows/counter.ts'
@@ -15,7 +16,7 @@ const DAY = 24 * 60 * 60 * 1000
 const LIFETIME = 7 * DAY
 /** Seconds after the sign-in for which a session is valid. */
 export const SESSION_SECONDS = LIFETIME / 1000
-const IDLE = sql`${STATEMENT_TIME} - interval '12 hours'`
+const IDLE = sql`${STATEMENT_TIME} - interval '${sql.raw(String(SESSION_IDLE_HOURS))} hours'`
 const MINUTE = 60_000
 /** The maximum number of sessions of a person. Keeps the sessions that were used last; the others end. */
 const MAX_SESSIONS = 1_000
