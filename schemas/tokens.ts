@@ -64,7 +64,7 @@ export const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number
   required: ['type', 'id', 'name'],
   title: 'TokenCreator',
   description:
-    'the creator, or the user who rotated it last. A token created by a user, or by a token of that user, ends with the account, the membership and the grant that it was created with'
+    'the creator, or the user or token of the organization that rotated it last. A token created by a user, or by a token of that user, ends with the account, the membership and the grant that it was created with'
 })
 
 /** Days before its end from which a token counts as ending. */

@@ -116,6 +116,39 @@ t.test('a token of the organization stays one through a rotation in the console'
   t.match(moved.body.api_key, { owner: 'user', created_by: { id: owner.id } }, 'an application takes the token over')
 })
 
+t.test('a token that another token rotated is listed as made by that token, and keeps its owner', async (t) => {
+  const { o, call, owner, maker, made, list, path, works } = await nimbus()
+  const byMaker = await inConsole(maker)
+  const abilities = ['api-token:create', 'api-token:delete', 'organization:read']
+  const root = await made(byMaker, { name: 'Root', abilities })
+  const rotate = async (by: Call, { id }: { id: string }, body = {}) => {
+    const { status, body: { api_key, token } } = await by('POST', `${path}/${id}/rotate`, body)
+    t.equal(status, 200)
+    return { ...api_key, call: callWith(service, token) }
+  }
+  const [shared, own] = [await made(call), await made(await inConsole(owner), { owner: undefined })]
+  const known = [await rotate(root.call, shared), await rotate(root.call, own, { overlap_seconds: 60 })]
+  t.match(known, [
+    { owner: 'organization', created_by: { type: 'api_token', name: 'Root' } },
+    { owner: 'user', created_by: { type: 'api_token', name: 'Root' } }
+  ])
+  // A rotation of itself, of its own tokens by a person, and in the console: as before.
+  const itself = await rotate(root.call, root)
+  t.match(itself.created_by, { type: 'user', id: maker.id })
+  const byApplication = await callAs(service, maker)
+  const [one, two] = [
+    await made(byApplication, { owner: undefined, abilities }), await made(byApplication, { owner: undefined })
+  ]
+  t.match((await rotate(one.call, two)).created_by, { type: 'user', id: maker.id })
+  t.match((await rotate(await inConsole(owner), two)).created_by, { type: 'user', id: owner.id })
+
+  // After the removal, the lists have all that the person knows.
+  t.equal((await call('DELETE', `/organizations/${o}/members/${maker.id}`)).status, 204)
+  t.strictSame(await list(`created_by=user:${maker.id}&owner=organization`), [root.id])
+  t.strictSame(await list(`created_by=api_token:${root.id}`), [own.id, shared.id])
+  t.strictSame(await Promise.all(known.map(({ call }) => works(call))), [200, 200], 'each still belongs to its owner')
+})
+
 t.test('the list tells tokens by owner, creator and end', async (t) => {
   const { o, call, owner, maker, made, list, path } = await nimbus()
   const [byOwner, byMaker] = [await inConsole(owner), await inConsole(maker)]

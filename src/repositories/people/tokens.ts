@@ -245,7 +245,8 @@ const oneOf = (organizationId: string, id: number): SQL => matching(api_tokens, 
  *
  * The token then belongs to the person who rotates the token and so knows its value: if that person loses access, the
  * token becomes invalid. If the rotater is a user without `person`, the token stays the organization's, and names the
- * user as its creator. The caller has locked the token (`lockToken`).
+ * user as its creator. If another token without a person rotates the token, the owner stays, and the creator is that
+ * other token, whose holder knows the value. The caller has locked the token (`lockToken`).
  */
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
@@ -265,7 +266,10 @@ export async function rotateToken (
   }
   const isUsers = rotater?.type === 'user' && rotater.person === null
   const changesHands = rotater !== undefined && (isUsers || !endsWith(rotater, { user_id, grant_id }))
-  return updateToken(db, organization_id, id, { ...value, ...(changesHands && madeBy(rotater)) })
+  const isAnother = rotater?.type === 'api_token' && rotater.id !== id && rotater.person === null
+  return updateToken(db, organization_id, id, {
+    ...value, ...(changesHands && madeBy(rotater)), ...(isAnother && { ...creatorOf(rotater), user_id })
+  })
 }
 
 /** Whether the token has the same person and grant as the principal. Also true if the principal has no person. */
