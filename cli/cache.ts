@@ -1,5 +1,5 @@
 import { createCipheriv, createDecipheriv, createHash, hkdfSync, randomBytes } from 'node:crypto'
-import { readdirSync, rmSync, statSync } from 'node:fs'
+import { existsSync, readdirSync, rmSync, statSync } from 'node:fs'
 import { join } from 'node:path'
 import { parseJson } from '../src/rules/documents/json.ts'
 import { Failure } from './failure.ts'
@@ -30,8 +30,13 @@ const keyOf = ({ credential }: Binding['service']): Buffer => credential.kind ==
 const boundTo = ({ service, organization, place }: Binding): Buffer =>
   Buffer.from(JSON.stringify(['strongroom cache 1', service.url, organization, place, callerOf(service)]))
 
-const pathOf = (binding: Binding): string =>
-  join(cacheFolder(), `${createHash('sha256').update(boundTo(binding)).digest('hex').slice(0, 40)}.sealed`)
+const pathFor = (what: Buffer | string): string =>
+  join(cacheFolder(), `${createHash('sha256').update(what).digest('hex').slice(0, 40)}.sealed`)
+const pathOf = (binding: Binding): string => pathFor(boundTo(binding))
+
+/** A file that exists while the service refuses the caller: then no copy of this caller may be used. */
+const markOf = ({ service }: Binding): string =>
+  pathFor(JSON.stringify(['strongroom cache 1', 'ended', service.url, callerOf(service)]))
 
 /** What the copies of a service and a place are bound to; undefined for a caller who keeps none. */
 export function bindingOf (
@@ -49,8 +54,17 @@ export function keep (binding: Binding, loaded: Loaded): void {
   if (sealed.length > MAX_BYTES) return
   try {
     replaceFile(pathOf(binding), sealed.toString('base64'))
+    rmSync(markOf(binding), { force: true })
     removeOldest()
   } catch { /* A read-only home, or a full disk. */ }
+}
+
+/** Forgets the copy of a place that the service has refused, or all copies of a caller that has ended. */
+export function forget (binding: Binding, ended: 'caller' | 'place'): void {
+  try {
+    rmSync(pathOf(binding), { force: true })
+    if (ended === 'caller') replaceFile(markOf(binding), '')
+  } catch { /* A read-only home. */ }
 }
 
 const MAX_COPIES = 500
@@ -69,7 +83,7 @@ function removeOldest (): void {
 /** The kept values and their age in seconds. Throws a sentence that says why there are none that may be used. */
 export function recall (binding: Binding, maxStaleSeconds: number): { loaded: Loaded, age: number } {
   let text: string | undefined
-  try { text = readIfThere(pathOf(binding)) } catch { text = undefined }
+  try { text = existsSync(markOf(binding)) ? undefined : readIfThere(pathOf(binding)) } catch { text = undefined }
   if (text === undefined) throw new Failure('There is no cached copy of these values.')
   const sealed = Buffer.from(text, 'base64')
   let stored: Sealed

@@ -15,6 +15,9 @@ export class Misuse extends Failure {
 /** The service does not answer now, so a cached response may replace its response. */
 export class Away extends Failure {}
 
+/** The credential of the caller has ended. */
+export class Ended extends Failure {}
+
 /** The service refused the request. */
 export class Refusal extends Failure {
   httpStatus: number
@@ -25,6 +28,13 @@ export class Refusal extends Failure {
     this.httpStatus = httpStatus
     this.code = code
   }
+}
+
+/** What a refusal ends: all that the service gave the caller, or only what the request asked for. */
+export function endedBy (error: unknown): 'caller' | 'place' | undefined {
+  if (error instanceof Ended) return 'caller'
+  if (!(error instanceof Refusal)) return undefined
+  return error.httpStatus === 401 ? 'caller' : [403, 404].includes(error.httpStatus) ? 'place' : undefined
 }
 
 /** Whether the service cannot read the document, because the key of the project is with its clients. */

@@ -3,7 +3,7 @@ import { once } from 'node:events'
 import { createServer, type Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import * as oauth from 'oauth4webapi'
-import { Away, awayOf, Failure } from './failure.ts'
+import { Away, awayOf, Ended, Failure } from './failure.ts'
 import { CLIENT_ID, type Login } from './logins.ts'
 import { plain, tell } from './output.ts'
 
@@ -51,7 +51,7 @@ export async function refresh (login: Login, signal: AbortSignal): Promise<Login
     return { ...login, ...tokensOf(await oauth.processRefreshTokenResponse(server, client, response), login.scope) }
   } catch (error) {
     if (!(error instanceof oauth.ResponseBodyError)) throw awayOf(login.url, error)
-    throw new Failure(`The login for ${login.url} has ended. Run \`strongroom login ${login.url}\`.`)
+    throw new Ended(`The login for ${login.url} has ended. Run \`strongroom login ${login.url}\`.`)
   }
 }
 

@@ -4,8 +4,8 @@ import { deriveKey, openBlob, type ClientKey, type Derivation } from '../src/cli
 import { emptyEntries, type DocumentFormat } from '../src/rules/documents/entries.ts'
 import { parseJson } from '../src/rules/documents/json.ts'
 import { COMMAND_MS, createApi, organizationOf, parametersOf, RUN_MS, storedAt, templateOf, type Api } from './api.ts'
-import { ageText, bindingOf, keep, recall } from './cache.ts'
-import { Away, Failure, isClientManaged, Misuse, Refusal } from './failure.ts'
+import { ageText, bindingOf, forget, keep, recall } from './cache.ts'
+import { Away, endedBy, Failure, isClientManaged, Misuse, Refusal } from './failure.ts'
 import { tell } from './output.ts'
 import {
   findFile, findPlace, findService, namedOrganization, readSecretFile, textOfPlace, type Options, type Place,
@@ -211,6 +211,8 @@ export async function loadOrRecall (
     if (options.cache !== false && binding !== undefined) keep(binding, loaded)
     return { at, loaded }
   } catch (error) {
+    const ended = endedBy(error)
+    if (ended !== undefined && binding !== undefined) forget(binding, ended)
     if (!(error instanceof Away) || options.cache === false || binding === undefined) throw error
     return { at, loaded: recallAndTell(`${error.message} `) }
   }

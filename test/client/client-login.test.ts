@@ -195,11 +195,15 @@ t.test('logout says so if a page of a proxy answers, or if plain http was not al
   }
 })
 
-t.test('a revoked login says that the person must sign in', async (t) => {
+t.test('a revoked login says that the person must sign in, and its cached copies are not used any more', async (t) => {
   const { run, person, read } = await signedIn(t)
+  for (const place of [PLACE, 'orbit']) t.equal((await run(['run', place, '--', 'true'])).code, 0)
   await service.sql(`UPDATE oauth_grants SET revoked_at = now() WHERE user_id = ${person.id}`).catch(() => undefined)
   await fetch(`${address}/api/oauth/revoke`, { method: 'POST', body: new URLSearchParams({ token: read().refresh_token, client_id: 'dotenv-cli' }) })
   t.match(await run(['run', PLACE, '--', 'true']), { code: 125, stderr: /strongroom login/ })
+  for (const place of [PLACE, 'orbit']) {
+    t.match(await run(['run', '--offline', place, '--', 'true']), { code: 125, stderr: /no cached copy/ }, place)
+  }
 })
 
 t.test('logout revokes the tokens and removes them, also when the service is away', async (t) => {

@@ -62,6 +62,34 @@ t.test('a refusal of the service is never replaced', async (t) => {
   }
 })
 
+t.test('after a refusal, the cached copy is not used while the service is away, nor with --offline', async (t) => {
+  const { run, state } = await behind(t)
+  const ours = { 'x-api-version': '1', 'content-type': 'application/json' }
+  const other = PLACE.split('/')[0]!
+  const away = { status: 503, headers: ours, body: '{"error":"service_unavailable"}' }
+  const answerWith = (status: number | undefined) =>
+    Object.assign(state, { status, headers: ours, body: '{"error":"refused","message":"No."}' })
+  const load = async () => {
+    answerWith(undefined)
+    for (const place of [PLACE, other]) t.equal((await run(['run', place, '--', 'true'])).code, 0)
+  }
+  const isKept = async (place: string) => {
+    Object.assign(state, away)
+    const later = await run(['run', place, '--', 'true'])
+    const offline = await run(['run', '--offline', place, '--', 'true'])
+    t.equal(later.code, offline.code)
+    if (later.code !== 0) for (const { stderr } of [later, offline]) t.match(stderr, /no cached copy/)
+    return later.code === 0
+  }
+  const [none, others, all] = [[false, false], [false, true], [true, true]]
+  for (const [status, kept] of [[401, none], [403, others], [404, others], [422, all]] as const) {
+    await load()
+    answerWith(status)
+    t.equal((await run(['run', PLACE, '--', 'true'])).code, 125)
+    t.strictSame([await isKept(PLACE), await isKept(other)], kept, String(status))
+  }
+})
+
 t.test('a short 429 is waited for, and the values are new', async (t) => {
   const { run, state, other } = await behind(t)
   Object.assign(state, { status: 429, headers: { 'x-api-version': '1', 'retry-after': '1', 'content-type': 'application/json' }, body: '{"error":"rate_limit_exceeded"}' })
