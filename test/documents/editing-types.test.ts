@@ -248,6 +248,28 @@ t.test('yaml: a merge patch is refused only if it changes a value that a remaini
   t.match(patched('yaml', 'a: &a\n  x: 1\nb: *a\n', '{"a": {"y": 2}}'), { refused: 'anchored', name: 'a' })
 })
 
+t.test('a merge patch keeps the bytes of each member whose value is there already', async (t) => {
+  const text = 'a:\n  b: 1\n  # above\n  c:\n    - 80 # http\n    - x: "q"\n  d: [ 1, # one\n    2 ]\n  e: &e {k: 1}\n' +
+    '  f: *e # f\n  g: { h: [ 1.10 ], i: 2 }\n  j: 0x1F # j\n  k: # k\n    l: \'m\'\n    n:\n      - 1 # n\nz: *e\n'
+  const same = '"c":[80,{"x":"q"}],"d":[1,2],"e":{"k":1},"f":{},"g":{"h":[1.10]},"k":{"l":"m","n":[1],"none":null}'
+  for (const [patch, expected] of [
+    [`{"a":{"b":2,${same}}}`, text.replace('b: 1', 'b: 2')],
+    [`{"a":{${same},"none":null,"g":{"i":2}}}`, text],
+    [`{"a":{${same.replace('[1.10]', '[1.1]')}}}`, text.replace('[ 1.10 ]', '[1.1]')],
+    [`{"a":{${same},"j":31}}`, text.replace('0x1F', '31')],
+    [`{"a":{${same},"f":{"k":1,"y":2}}}`, text.replace('*e # f', '{"k":1,"y":2} # f')],
+    [`{"a":{${same.replace('"m"', '"w"')}}}`, text.replace("'m'", "'w'")],
+    [`{"a":{${same.replace('"f":{}', '"f":null')},"b":{}}}`, text.replace('b: 1', 'b: {}').replace('  f: *e # f\n', '')]
+  ] as const) {
+    const result = patched('yaml', text, patch)
+    t.equal('text' in result ? result.text : JSON.stringify(result), expected, patch)
+  }
+  const json = '{"a": {"b": 1, "c": [ 1,\n 2 ], "d": {"e": "\\u0041", "f": { }}, "g": 1, "g": 2}}'
+  const sameJson = '"c":[1,2],"d":{"e":"A","f":{},"none":null},"g":2'
+  t.match(patched('json', json, `{"a":{"b":2,${sameJson}}}`), { text: json.replace('1', '2') })
+  t.match(patched('json', json, '{"a":{"c":[1,2],"d":{"e":"A","f":{"h":{}}}}}'), { text: json.replace('{ }', '{"h":{}}') })
+})
+
 t.test('yaml: members are merged into the mapping that an alias refers to', async (t) => {
   for (const [before, patch, after] of [
     ['a: &x {y: 2}\nb: *x # c\n', '{"b": {"z": 1}}', 'a: &x {y: 2}\nb: {"y":2,"z":1} # c\n'],

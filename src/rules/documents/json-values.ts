@@ -119,3 +119,26 @@ function mergedNode (text: string, node: JsonNode | undefined, patch: PatchValue
   }
   return `{${parts.join(',')}}`
 }
+
+/**
+ * The part of a merge patch that changes a compact JSON text: without the values that are there already, so that a
+ * change writes only the others.
+ *
+ * @param before the text before; undefined without a value
+ */
+export function effectOf (before: string | undefined, patch: PatchValue): PatchValue {
+  return before?.startsWith('{') ? effectOnNode(before, jsonTree(before), patch) ?? patch : patch
+}
+
+function effectOnNode (text: string, { from, to, members }: JsonNode, patch: PatchValue): PatchValue | undefined {
+  if ('text' in patch) return text.slice(from, to) === patch.text ? undefined : patch
+  if (members === undefined) return patch
+  const present = new Map(members.map(({ name, value }) => [name, value]))
+  const effects = [...patch.members].flatMap(([name, change]): [string, PatchValue | null][] => {
+    const value = present.get(name)
+    if (value === undefined || change === null) return value === undefined && change === null ? [] : [[name, change]]
+    const effect = effectOnNode(text, value, change)
+    return effect === undefined ? [] : [[name, effect]]
+  })
+  return effects.length === 0 ? undefined : { members: new Map(effects) }
+}

@@ -1,5 +1,5 @@
 import { emptyEntries, type Comparison, type Entries, type NamedFormat } from '../documents/entries.ts'
-import { isSameJson, mergedJson, type PatchValue } from '../documents/json-values.ts'
+import { effectOf, isSameJson, mergedJson, type PatchValue } from '../documents/json-values.ts'
 import { jsonValue } from '../documents/json.ts'
 import { LINES, type EnvAssignment } from '../documents/env.ts'
 import { withoutMark } from '../documents/positions.ts'
@@ -109,7 +109,7 @@ function planOf (
     const isAsRead = name in before && before[name] === jsonValue(json)
     if (!ambiguous?.has(name) && (typed === undefined || isText ? isAsRead : isSameJson(typed[name], json))) continue
     if (isText && /^[[{]/.test(typed?.[name] ?? '')) return { refused: 'structured', name }
-    planned.set(name, patch)
+    planned.set(name, ambiguous?.has(name) ? patch : effectOf(typed?.[name], patch))
   }
   return { set: planned, removed: new Set(unset.filter((name) => name in before && !set.has(name))) }
 }

@@ -1,5 +1,5 @@
 import { emptyEntries, type Entries } from '../documents/entries.ts'
-import { compactJson, mergedJson, readTypedJson, type PatchValue } from '../documents/json-values.ts'
+import { mergedJson, readTypedJson, type PatchValue } from '../documents/json-values.ts'
 import { jsonTree, type JsonMember, type JsonNode } from '../documents/json.ts'
 import type { Editor, Plan } from './plan.ts'
 import { lineEndOf, spliced, type Splice } from './splices.ts'
@@ -89,16 +89,10 @@ function objectSplices (
 function valueSplices (text: string, value: JsonNode, patch: PatchValue): Splice[] {
   const { from, to, members = [] } = value
   if ('text' in patch || members.length === 0) return [{ from, to, text: mergedJson(undefined, patch) }]
-  const present = new Map(members.map(({ name, value }) => [name, value]))
   const changes = [...patch.members]
-  const set = changes.filter((change): change is [string, PatchValue] => change[1] !== null &&
-    !('text' in change[1] && isWritten(present.get(change[0]), change[1].text)))
-  const removed = changes.filter(([name, change]) => change === null && present.has(name)).map(([name]) => name)
+  const set = changes.filter((change): change is [string, PatchValue] => change[1] !== null)
+  const removed = changes.filter(([, change]) => change === null).map(([name]) => name)
   return objectSplices(text, value as ObjectNode, new Map(set), new Set(removed))
-
-  function isWritten (node: JsonNode | undefined, json: string) {
-    return node !== undefined && compactJson(text.slice(node.from, node.to)) === json
-  }
 }
 
 const isMultiline = (text: string) => /[\r\n]/.test(text)
