@@ -122,22 +122,25 @@ function mergedNode (text: string, node: JsonNode | undefined, patch: PatchValue
 
 /**
  * The part of a merge patch that changes a compact JSON text: without the values that are there already, so that a
- * change writes only the others.
+ * change writes only the others. Undefined if the patch changes nothing.
  *
  * @param before the text before; undefined without a value
+ * @param isOpen whether the last value of the text is written in any case
  */
-export function effectOf (before: string | undefined, patch: PatchValue): PatchValue {
-  return before?.startsWith('{') ? effectOnNode(before, jsonTree(before), patch) ?? patch : patch
-}
+export const effectOf = (before: string | undefined, patch: PatchValue, isOpen: boolean): PatchValue | undefined =>
+  before?.startsWith('{') ? effectOnNode(before, jsonTree(before), patch, isOpen) : patch
 
-function effectOnNode (text: string, { from, to, members }: JsonNode, patch: PatchValue): PatchValue | undefined {
-  if ('text' in patch) return text.slice(from, to) === patch.text ? undefined : patch
+function effectOnNode (
+  text: string, { from, to, members }: JsonNode, patch: PatchValue, isOpen: boolean
+): PatchValue | undefined {
+  if ('text' in patch) return !isOpen && text.slice(from, to) === patch.text ? undefined : patch
   if (members === undefined) return patch
   const present = new Map(members.map(({ name, value }) => [name, value]))
+  const last = members.at(-1)?.value
   const effects = [...patch.members].flatMap(([name, change]): [string, PatchValue | null][] => {
     const value = present.get(name)
     if (value === undefined || change === null) return value === undefined && change === null ? [] : [[name, change]]
-    const effect = effectOnNode(text, value, change)
+    const effect = effectOnNode(text, value, change, isOpen && value === last)
     return effect === undefined ? [] : [[name, effect]]
   })
   return effects.length === 0 ? undefined : { members: new Map(effects) }

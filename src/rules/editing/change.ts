@@ -107,9 +107,12 @@ function planOf (
     if (typed === undefined && !json.startsWith('"')) return { refused: 'not_text', name }
     const isText = replace?.has(name) === false && json.startsWith('"')
     const isAsRead = name in before && before[name] === jsonValue(json)
-    if (!ambiguous?.has(name) && (typed === undefined || isText ? isAsRead : isSameJson(typed[name], json))) continue
-    if (isText && /^[[{]/.test(typed?.[name] ?? '')) return { refused: 'structured', name }
-    planned.set(name, ambiguous?.has(name) ? patch : effectOf(typed?.[name], patch))
+    const isNested = /^[[{]/.test(typed?.[name] ?? '')
+    const isOpen = ambiguous?.has(name) === true && !(isNested && 'text' in patch)
+    if (!isOpen && (typed === undefined || isText ? isAsRead : isSameJson(typed[name], json))) continue
+    if (isText && isNested) return { refused: 'structured', name }
+    const effect = effectOf(typed?.[name], patch, isOpen)
+    if (effect !== undefined) planned.set(name, effect)
   }
   return { set: planned, removed: new Set(unset.filter((name) => name in before && !set.has(name))) }
 }

@@ -25,7 +25,7 @@ export interface Editor {
   attempts: number
   /**
    * Those of the names that other readers of the format read with another value, so that a change to the same value is
-   * made too.
+   * made too. In YAML this can be the last text in the value.
    */
   ambiguous?: (names: { has: (name: string) => boolean }) => ReadonlySet<string>
   edit: (plan: Plan, attempt: number) => string | Refusal

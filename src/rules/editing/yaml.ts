@@ -33,7 +33,7 @@ export function yamlEditor (text: string, entries: Entries): Editor {
     typed,
     attempts: 4,
     ambiguous: (names) => new Set(source.members.flatMap(({ name, item }) =>
-      open !== undefined && item.value === open && names.has(name) ? [name] : [])),
+      open !== undefined && lastBlockScalar(item) === open && names.has(name) ? [name] : [])),
     edit: (plan, attempt) => edit(source, plan, attempt)
   }
 }
