@@ -276,6 +276,19 @@ t.test('a merge patch keeps the bytes of each member whose value is there alread
   t.match(patched('json', json, '{"a":{"c":[1,2],"d":{"e":"A","f":{"h":{}}}}}'), { text: json.replace('{ }', '{"h":{}}') })
 })
 
+t.test('yaml: a merge patch that removes all members of a mapping keeps the comments between them', async (t) => {
+  for (const [text, patch, expected] of [
+    ['a: # a\n  # one\n  b: |\n    x\n  # two\n  c: 1 # c\n# three\nd: 1\n', '{"a":{"b":null,"c":null}}', 'a: {} # a\n  # one\n  # two\n# three\nd: 1\n'],
+    ['a:\r\n  b: 1\r\n  # two\r\n  c: 1\r\n', '{"a":{"b":null,"c":null,"e":"x"}}', 'a: {"e":"x"}\r\n  # two\r\n'],
+    ['a:\n  b: 1\n# two\n  c:\n    # inner\n    d: 2', '{"a":{"b":null,"c":null}}', 'a: {}\n# two'],
+    ['a:\n  b:\n    c: 1\n    # two\n    d: 2\n  e: 3\n', '{"a":{"b":{"c":null,"d":null}}}', 'a:\n  b: {}\n    # two\n  e: 3\n'],
+    ['a: !!map\n  b: >-\n    x\n\n  # two\n  c: |+\n    y\n\n', '{"a":{"b":null,"c":null}}', 'a: {}\n\n  # two\n']
+  ] as const) {
+    const result = patched('yaml', text, patch)
+    t.equal('text' in result ? result.text : JSON.stringify(result), expected, text)
+  }
+})
+
 t.test('yaml: members are merged into the mapping that an alias refers to', async (t) => {
   for (const [before, patch, after] of [
     ['a: &x {y: 2}\nb: *x # c\n', '{"b": {"z": 1}}', 'a: &x {y: 2}\nb: {"y":2,"z":1} # c\n'],

@@ -254,8 +254,8 @@ function changeValue (source: Source, { item, node }: Member, patch: PatchValue,
   const quoted = attempt > 2
   // Members are merged into the mapping that an alias refers to, which replaces the alias.
   const before = 'members' in patch && isAlias(node.value) ? source.found.typedOf!(node.value) : undefined
-  const replaced = () => [
-    ...replaceValue(source, item, mergedJson(before, patch), quoted),
+  const replaced = (removed?: readonly Splice[]) => [
+    ...replaceValue(source, item, mergedJson(before, patch), quoted, removed),
     ...(source.token?.type === 'block-map' ? withoutTabs(source.text, restOfLine(source.text, itemEnd(item)!)) : [])
   ]
   if ('text' in patch || !isMap(node.value)) return replaced()
@@ -263,8 +263,11 @@ function changeValue (source: Source, { item, node }: Member, patch: PatchValue,
   const { token, members } = nested
   const isRemoved = members.map(({ name }) => patch.members.get(name) === null)
   const firstKept = members[isRemoved.indexOf(false)]
+  const indentation = ' '.repeat(token?.type === 'block-map' ? token.indent : 0)
+  const remove = () => removals(source.text, members.map(({ item }) => item), isRemoved, indentation, attempt)
   // A patch of a mapping without another pair, as RFC 7396 computes it, is the new value.
-  if (firstKept === undefined || token === undefined) return replaced()
+  if (token === undefined) return replaced()
+  if (firstKept === undefined) return replaced(token.type === 'block-map' && isRemoved.length > 0 ? remove() : undefined)
   const added = new Map([...patch.members].filter((change): change is [string, PatchValue] => change[1] !== null))
   const splices = members.flatMap((member) => {
     const change = added.get(member.name)
@@ -274,16 +277,19 @@ function changeValue (source: Source, { item, node }: Member, patch: PatchValue,
     const pairs = pairsOf(added, flowStyle(members.map(({ item }) => item), quoted), ' ')
     return [...splices, ...changeFlow(source.text, token, isRemoved, pairs, source.lineEnd)]
   }
-  const indentation = ' '.repeat(token.indent)
   const between = source.lineEnd + indentation
   const at = itemStart(firstKept.item)
   const pairs = pairsOf(added, quoted ? 'double' : 'plain', between).map((pair) => ({ from: at, to: at, text: pair + between }))
-  const items = members.map(({ item }) => item)
-  return [...splices, ...removals(source.text, items, isRemoved, indentation, attempt), ...pairs]
+  return [...splices, ...remove(), ...pairs]
 }
 
-/** Replaces the value of a pair by a JSON value. The anchor and the comments around the value stay. */
-function replaceValue (source: Source, item: Item, json: string, quoted: boolean): Splice[] {
+/**
+ * Replaces the value of a pair by a JSON value. The anchor and the comments around the value stay. `removed`: removes
+ * the pairs of the value, so that the comments between them stay, too.
+ */
+function replaceValue (
+  source: Source, item: Item, json: string, quoted: boolean, removed?: readonly Splice[]
+): Splice[] {
   const { text, lineEnd, token: map } = source
   const { key, sep = [], value: token } = item
   // In a mapping in braces, the value of a name in double quotes also gets double quotes, as in JSON.
@@ -324,7 +330,7 @@ function replaceValue (source: Source, item: Item, json: string, quoted: boolean
   const newline = sep.findLast(({ type }, index) => index > last && type === 'newline')
   if (newline && (token.type === 'block-map' || token.type === 'block-seq')) {
     const from = newline.offset + newline.source.length
-    return [...tags, insertion, withoutLines(text, from, restOfLine(text, tokenEnd(token)))]
+    return [...tags, insertion, ...removed ?? [withoutLines(text, from, restOfLine(text, tokenEnd(token)))]]
   }
   // In braces, a list or a mapping may directly follow the colon, and other values only after a name in quotes.
   const isAdjacent = text[token.offset - 1] === ':' && !(key?.type !== 'scalar' && /^["'[{]/.test(written))
