@@ -282,6 +282,8 @@ t.test('yaml: a merge patch that removes all members of a mapping keeps the comm
     ['a:\r\n  b: 1\r\n  # two\r\n  c: 1\r\n', '{"a":{"b":null,"c":null,"e":"x"}}', 'a: {"e":"x"}\r\n  # two\r\n'],
     ['a:\n  b: 1\n# two\n  c:\n    # inner\n    d: 2', '{"a":{"b":null,"c":null}}', 'a: {}\n# two'],
     ['a:\n  b:\n    c: 1\n    # two\n    d: 2\n  e: 3\n', '{"a":{"b":{"c":null,"d":null}}}', 'a:\n  b: {}\n    # two\n  e: 3\n'],
+    ['a: {\n  # one\n  b: 1, # b\n  # two\n  c: 2 }\nd: 1\n', '{"a":{"b":null,"c":null}}', 'a: {\n  # one\n  # two\n  }\nd: 1\n'],
+    ['a: { # a\n  b: 1 }\n', '{"a":{"b":null,"e":"x"}}', 'a: { # a\n  e: x }\n'],
     ['a: !!map\n  b: >-\n    x\n\n  # two\n  c: |+\n    y\n\n', '{"a":{"b":null,"c":null}}', 'a: {}\n\n  # two\n']
   ] as const) {
     const result = patched('yaml', text, patch)

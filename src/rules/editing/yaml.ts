@@ -266,8 +266,8 @@ function changeValue (source: Source, { item, node }: Member, patch: PatchValue,
   const indentation = ' '.repeat(token?.type === 'block-map' ? token.indent : 0)
   const remove = () => removals(source.text, members.map(({ item }) => item), isRemoved, indentation, attempt)
   // A patch of a mapping without another pair, as RFC 7396 computes it, is the new value.
-  if (token === undefined) return replaced()
-  if (firstKept === undefined) return replaced(token.type === 'block-map' && isRemoved.length > 0 ? remove() : undefined)
+  if (token === undefined || members.length === 0) return replaced()
+  if (firstKept === undefined && token.type === 'block-map') return replaced(remove())
   const added = new Map([...patch.members].filter((change): change is [string, PatchValue] => change[1] !== null))
   const splices = members.flatMap((member) => {
     const change = added.get(member.name)
@@ -278,7 +278,7 @@ function changeValue (source: Source, { item, node }: Member, patch: PatchValue,
     return [...splices, ...changeFlow(source.text, token, isRemoved, pairs, source.lineEnd)]
   }
   const between = source.lineEnd + indentation
-  const at = itemStart(firstKept.item)
+  const at = itemStart(firstKept!.item)
   const pairs = pairsOf(added, quoted ? 'double' : 'plain', between).map((pair) => ({ from: at, to: at, text: pair + between }))
   return [...splices, ...remove(), ...pairs]
 }
