@@ -114,12 +114,10 @@ function valueOf ({ name, kind, value }: Row): ClaimValue {
 
 export function variablesOf ({ preset, public_id, audience }: Rule, url: string): string {
   const isSimple = /^[\w.,:/@%+-]*$/.test(audience)
-  // YAML reads other words as numbers or booleans, or as several members.
-  const isUrl = /^https?:\/\/[\w./:-]*\w$/.test(audience)
   const third = preset === 'github-actions'
     ? `STRONGROOM_AUDIENCE=${isSimple ? audience : `'${audience.replaceAll("'", "'\\''")}'`}`
     : preset === 'gitlab'
-      ? `# of the job, under id_tokens\nSTRONGROOM_ID_TOKEN: { aud: ${isUrl ? audience : JSON.stringify(audience)} }`
+      ? `# of the job, under id_tokens\nSTRONGROOM_ID_TOKEN: { aud: ${JSON.stringify(audience)} }`
       : 'STRONGROOM_ID_TOKEN_FILE=/var/run/strongroom/token'
   return `STRONGROOM_URL=${url}\nSTRONGROOM_WORKLOAD=${public_id}\n${third}`
 }

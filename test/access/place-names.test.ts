@@ -1,4 +1,4 @@
-// runs: one database, embedded
+// runs: one database, embedded; 10 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { startApp, type Caller } from '../helpers/app.ts'

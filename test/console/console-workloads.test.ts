@@ -50,7 +50,7 @@ t.test('the variables of each preset name the rule, and what gives the token', a
   const { variablesOf } = await load('workloads.ts')
   const rule = { public_id: 'wl_A_7', audience: 'https://other.example.com' }
   for (const preset of [...PRESETS, null]) {
-    const third = { 'github-actions': 'STRONGROOM_AUDIENCE=https://other.example.com', gitlab: 'STRONGROOM_ID_TOKEN: { aud: https://other.example.com }' }[preset as string]
+    const third = { 'github-actions': 'STRONGROOM_AUDIENCE=https://other.example.com', gitlab: 'STRONGROOM_ID_TOKEN: { aud: "https://other.example.com" }' }[preset as string]
     const text = variablesOf({ ...rule, preset }, 'https://s.example.com')
     t.match(text, 'STRONGROOM_URL=https://s.example.com\nSTRONGROOM_WORKLOAD=wl_A_7\n')
     t.ok(text.endsWith(third ?? 'STRONGROOM_ID_TOKEN_FILE=/var/run/strongroom/token'), preset ?? 'no preset')

@@ -1,4 +1,4 @@
-// runs: one database, embedded
+// runs: one database, embedded; 15 s
 import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
 import { random } from '../../src/crypto/primitives.ts'

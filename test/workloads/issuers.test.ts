@@ -1,4 +1,4 @@
-// runs: no database
+// runs: no database; 15 s
 import type { ServerResponse } from 'node:http'
 import { exportJWK } from 'jose'
 import t from 'tap'
