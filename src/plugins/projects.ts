@@ -15,6 +15,7 @@ import {
 import { levelOf, lockProjectOf, reachOfWhole, requireSiblings } from '../http/guard/level-lookup.ts'
 import { requirePlanQuota } from '../http/routes/requirements.ts'
 import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
+import { onceClosed } from '../http/responses/closed.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf, placeDetails } from '../repositories/audit/audit.ts'
 import { activeKeyOf } from '../repositories/levels/levels.ts'
@@ -37,14 +38,21 @@ import { lockCurrentCanary } from '../vault/keys/master-keys.ts'
 const creations = new Set<Repeatable>()
 
 /**
- * Ends a repeated creation with 409 while this process runs the first one, so that the repeat derives no key. A later
- * repeat gets the stored response.
+ * Runs a creation. Ends a repeated one with 409 while this process runs the first one, so that the repeat derives no
+ * key. A later repeat gets the stored response.
  */
-function refuseRepeat ({ answering }: FastifyRequest, reply: FastifyReply) {
-  if (answering === null) return
+async function unlessRunning<T> (
+  { answering }: FastifyRequest, reply: FastifyReply, create: () => Promise<T>
+): Promise<T> {
+  if (answering === null) return create()
   if ([...creations].some((other) => answering.repeats(other))) fail('conflict')
   creations.add(answering)
-  reply.raw.once('close', () => { creations.delete(answering) })
+  try {
+    return await create()
+  } finally {
+    // A repeat may have looked for the stored response shortly before the commit.
+    onceClosed(reply, () => { creations.delete(answering) })
+  }
 }
 
 const toItem = <A extends ProjectAttributes>(attributes: A) =>
@@ -153,10 +161,9 @@ export const projects: Domain = async (app) => {
       body: CreateProjectBody,
       response: { 201: Project.one }
     },
-    handler: async (request, reply) => {
+    handler: async (request, reply) => unlessRunning(request, reply, async () => {
       const { organization } = principalOf(request)
       const { body } = request
-      refuseRepeat(request, reply)
       const id = ulid()
       const keyId = { organization_id: organization.id, project_id: id, version: 1 }
       const encryption_type = body.storage_mode ?? 'server'
@@ -195,8 +202,9 @@ export const projects: Domain = async (app) => {
           answer: (project) => ({ status: 201, body: { data: toItem(project) } })
         })
       }))
-      return reply.code(201).send(created.body)
-    }
+      reply.code(201)
+      return created.body
+    })
   })
 
   app.patch('/:organization/:project', {

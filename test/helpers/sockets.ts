@@ -1,4 +1,6 @@
-import type { Socket } from 'node:net'
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import type { IncomingMessage } from 'node:http'
+import { connect, type Socket } from 'node:net'
 import type { Reply } from './traffic.ts'
 
 /** Reads everything from a socket until it is closed. */
@@ -29,4 +31,30 @@ export function repliesIn (text: string): Reply[] {
     const body = text.slice(end + 4, at)
     replies.push({ status: Number(first.slice(9, 12)), headers, body: body === '' ? undefined : JSON.parse(body) })
   }
+}
+
+export interface Posted { path: string, headers: Record<string, string>, body: string }
+
+/**
+ * Sends requests on one connection at once, and closes it when the service in this process has read the body of the
+ * last one: before it has a response to any of them.
+ */
+export async function postAndLeave (address: string, requests: readonly Posted[]): Promise<void> {
+  const { hostname, port } = new URL(address)
+  const client = connect(Number(port), hostname).on('error', () => {})
+  let started = 0
+  const closed = new Promise((resolve) => client.once('close', resolve))
+  const look = (message: unknown) => {
+    const { request, socket } = message as { request: IncomingMessage, socket: Socket }
+    if (socket.remotePort !== client.localPort || ++started < requests.length) return
+    unsubscribe('http.server.request.start', look)
+    request.once('end', () => { socket.destroy() })
+  }
+  subscribe('http.server.request.start', look)
+  client.write(requests.map(({ path, headers, body }) => [
+    `POST ${path} HTTP/1.1`, 'host: x', `content-length: ${Buffer.byteLength(body)}`,
+    ...Object.entries(headers).map(([name, value]) => `${name}: ${value}`), '', body
+  ].join('\r\n')).join(''))
+  client.resume()
+  await closed
 }

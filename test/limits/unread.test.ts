@@ -1,13 +1,18 @@
 // runs: one database
-import { connect, type AddressInfo, type Socket } from 'node:net'
+import { connect, type Socket } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { makeLevel, startApp } from '../helpers/app.ts'
+import { postAndLeave } from '../helpers/sockets.ts'
+import { until } from '../helpers/until.ts'
 
 // Responses that clients have not read are in the memory of the service.
 
-t.test('RL-16: clients that do not read large responses fill no memory, and others are served', async (t) => {
-  const service = await startApp(t)
+const service = await startApp(t)
+const address = await service.listen()
+
+/** A caller, a request for a response of 9 MB, of which an organization has seven places, and its status. */
+async function largeReads () {
   const caller = await service.organization()
   const level = await makeLevel(caller, { secret_format: 'json' })
   const { project, target } = level
@@ -15,22 +20,29 @@ t.test('RL-16: clients that do not read large responses fill no memory, and othe
   for (const place of [{ project }, { project, target }, level]) {
     const plaintext = JSON.stringify(names(Object.keys(place).at(-1)![0]!))
     const { status } = await caller.call('POST', `/${caller.organization}/secrets/store`, { ...place, plaintext })
-    t.equal(status, 200)
+    if (status !== 200) throw new Error(`stored with ${status}`)
   }
-  if (service.app.server.address() === null) await service.app.listen({ host: '127.0.0.1', port: 0 })
-  const { port } = service.app.server.address() as AddressInfo
-  const body = JSON.stringify({ ...level, action: 'decrypt', merge: 'both' })
-  const read = async () => (await caller.call('POST', `/${caller.organization}/secrets/retrieve`, JSON.parse(body))).status
+  const path = `/${caller.organization}/secrets/retrieve`
+  const body = { ...level, action: 'decrypt', merge: 'both' }
+  const text = JSON.stringify(body)
+  const request = `POST /api/v1${path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ${caller.token}\r\n` +
+    `content-type: application/json\r\ncontent-length: ${text.length}\r\n\r\n${text}`
+  const read = async () => (await caller.call('POST', path, body)).status
+  return { caller, path, body, request, read }
+}
+
+const unread = () => connect(Number(new URL(address).port), '127.0.0.1').on('error', () => {}).pause()
+
+t.test('RL-16: clients that do not read large responses fill no memory, and others are served', async (t) => {
+  const { caller, request, read } = await largeReads()
   t.equal(await read(), 200)
-  // A response has 9 MB, so the organization has seven places.
   const sockets: Socket[] = []
   t.teardown(() => { for (const socket of sockets) socket.destroy() })
   const statuses = new Set<number>()
   for (let i = 0; i < 30 && !statuses.has(503); i++) {
-    const socket = connect(port, '127.0.0.1').on('error', () => {}).pause()
+    const socket = unread()
     sockets.push(socket)
-    socket.write(`POST /api/v1/${caller.organization}/secrets/retrieve HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ${caller.token}\r\n` +
-      `content-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`)
+    socket.write(request)
     await pause(50)
     statuses.add(await read())
   }
@@ -45,4 +57,24 @@ t.test('RL-16: clients that do not read large responses fill no memory, and othe
     last = await read()
   }
   t.equal(last, 200, 'the places are free again')
+})
+
+t.test('RL-16: a closed connection gives back the places of all its responses, sent before or after its end', async (t) => {
+  const { caller, path, body, request, read } = await largeReads()
+  t.equal(await read(), 200)
+  // Pipelined: the responses after the first one wait for it.
+  const socket = unread()
+  t.teardown(() => { socket.destroy() })
+  socket.write(request.repeat(8))
+  await until(async () => await read() === 503)
+  socket.destroy()
+  await until(async () => await read() === 200)
+  const ids = Array.from({ length: 8 }, (_, i) => `unread-${i}`)
+  await postAndLeave(address, ids.map((id) => ({
+    path: `/api/v1${path}`,
+    headers: { authorization: `Bearer ${caller.token}`, 'content-type': 'application/json', 'x-request-id': id },
+    body: JSON.stringify(body)
+  })))
+  for (const id of ids) await until(() => service.logs.some((line) => line.includes(`"reqId":"${id}"`)))
+  t.equal(await read(), 200, 'the places are free again')
 })

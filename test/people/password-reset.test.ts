@@ -14,6 +14,7 @@ import { earlier, startIsolatedApp, type Answer } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { giveSecondFactor, makePerson, tokensFor, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
+import { postAndLeave } from '../helpers/sockets.ts'
 import { until } from '../helpers/until.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
@@ -449,6 +450,28 @@ t.test('CR-49: with a full mail queue every address gets 503, and nothing is cou
   t.same(await service.sql(`SELECT 1 FROM password_resets WHERE user_id = ${rosa.id}`), [])
   for (const room of rooms) room!.release()
   t.equal((await ask(rosa.email)).status, 200)
+})
+
+t.test('CR-49: clients that leave without the response keep no place in the mail queue, and no mail back', async (t) => {
+  const people = [await makePerson(service), await makePerson(service), await makePerson(service)]
+  // The first request of a connection alone hears of its end.
+  for (const some of [people.slice(0, 1), people]) {
+    await service.sql('DELETE FROM sign_in_failures')
+    const before = await Promise.all(some.map(async ({ email }) => (await mailsTo(email)).length))
+    const browser = newVisitor()
+    const { action, fields } = formIn(await browser.open(FORGOT))
+    const cookie = [...browser.jar].map(([name, value]) => `${name}=${value}`).join('; ')
+    await postAndLeave(address, some.map(({ email }) => ({
+      path: action,
+      headers: { cookie, 'sec-fetch-site': 'same-origin', 'content-type': 'application/x-www-form-urlencoded' },
+      body: String(new URLSearchParams([...fields.filter(([name]) => name !== 'email'), ['email', email]]))
+    })))
+    for (const [i, { email }] of some.entries()) {
+      await until(() => mail.mails.filter(({ to }) => to.includes(email)).length > before[i]!)
+    }
+    await untilSent()
+    t.equal(service.app.outbox.load().waiting, 0, `${some.length} in a connection`)
+  }
 })
 
 t.test('CR-49: what is no e-mail address is refused before anything is counted', async (t) => {

@@ -7,7 +7,9 @@ import { transaction } from '../../src/changes/transaction.ts'
 import { DETAILS, ON_CITUS, startApp, makeLevel, type Answer, type Caller } from '../helpers/app.ts'
 import { isGivenByTeams, OPERATIONS, prepare, publishedPaths, READS, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
+import { postAndLeave } from '../helpers/sockets.ts'
 import { startBeside } from '../helpers/traffic.ts'
+import { until } from '../helpers/until.ts'
 
 // Repeated requests with the same `Idempotency-Key`, on every route that accepts the header.
 
@@ -355,6 +357,31 @@ t.test('repeats at once get the first answer or 409 conflict, and do not count i
       t.same(others.filter(({ status, body }) => status !== 409 || body.error !== 'conflict').map(({ text }) => text), [])
     }
     t.equal((await effect(3)).status, 429, 'three of them were done')
+  }
+})
+
+t.test('a creation whose client has left, alone or with others in its connection, keeps no repeat out', async (t) => {
+  const caller = await service.organization()
+  const path = `/${caller.organization}/projects`
+  const address = await service.listen()
+  const taken = { name: 'Taken', slug: 'taken' }
+  t.equal((await caller.call('POST', path, taken)).status, 201)
+  // The first request alone hears of the end of its connection. The service does what it got all the same.
+  for (const [of, together] of [['alone', 1], ['pipelined', 3]] as const) {
+    for (const [what, body] of [['refused', taken], ['made', { name: `Made ${of}` }]] as const) {
+      const keys = Array.from({ length: together }, (_, i) => `${of}-${what}-${i}`)
+      await postAndLeave(address, keys.map((key) => ({
+        path: `/api/v1${path}`,
+        headers: { ...keyed(key), 'x-request-id': key, authorization: `Bearer ${caller.token}`, 'content-type': 'application/json' },
+        body: JSON.stringify(body)
+      })))
+      for (const key of keys) {
+        await until(() => service.logs.some((line) => line.includes(`"reqId":"${key}"`) && line.includes('"msg":"request"')))
+        const again = await caller.call('POST', path, body, keyed(key))
+        if (what === 'refused') t.equal(again.body.error, 'slug_taken', key)
+        else t.strictSame([again.status, isReplay(again)], [201, true], key)
+      }
+    }
   }
 })
 

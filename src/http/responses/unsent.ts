@@ -1,5 +1,6 @@
 import type { FastifyInstance } from 'fastify'
 import { ApiError } from '../../rules/api-error.ts'
+import { onceClosed } from './closed.ts'
 
 /** In bytes. Responses of less than this size do not count. */
 const LARGE = 256 * 1024
@@ -16,8 +17,8 @@ export function limitUnsent (app: FastifyInstance) {
   let all = 0
   app.addHook('onSend', (request, reply, payload, done) => {
     const bytes = typeof payload === 'string' || Buffer.isBuffer(payload) ? payload.length : 0
-    // Routes without a guard, such as the documentation, have no principal. A closed response emits no further `close`.
-    if (bytes < LARGE || request.principal == null || reply.raw.closed) return done(null, payload)
+    // Routes without a guard, such as the documentation, have no principal.
+    if (bytes < LARGE || request.principal == null) return done(null, payload)
     const { id } = request.principal.organization
     const own = ofOrganizations.get(id) ?? 0
     if (own + bytes > MAX_UNSENT.organization || all + bytes > MAX_UNSENT.all) {
@@ -25,7 +26,7 @@ export function limitUnsent (app: FastifyInstance) {
     }
     ofOrganizations.set(id, own + bytes)
     all += bytes
-    reply.raw.once('close', () => {
+    onceClosed(reply, () => {
       all -= bytes
       const left = ofOrganizations.get(id)! - bytes
       if (left === 0) ofOrganizations.delete(id)

@@ -4,6 +4,7 @@ import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction } from '../../changes/transaction.ts'
 import { recordForPersonAlone } from '../../http/guard/personal-events.ts'
 import { browserOf, waitUntil } from '../../http/pages/pages.ts'
+import { onceClosed } from '../../http/responses/closed.ts'
 import { addressKey } from '../../http/routes/addresses.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { passwordChanged, passwordReset as resetMail } from '../../mail/messages.ts'
@@ -138,8 +139,6 @@ const mailTo = ({ id, email }: User, message: { subject: string, text: string })
   ({ about: `user ${id}`, to: email, ...message })
 
 // Sends the mail after the response, so that an address with an account does not have a slower response.
-function postAfterResponse ({ raw }: FastifyReply, reservation: MailReservation, mailOf: () => PostedMail | undefined) {
-  const post = () => reservation.post(mailOf())
-  if (raw.closed) post()
-  else raw.once('close', post)
-}
+const postAfterResponse = (
+  reply: FastifyReply, reservation: MailReservation, mailOf: () => PostedMail | undefined
+) => { onceClosed(reply, () => { reservation.post(mailOf()) }) }
