@@ -440,6 +440,29 @@ t.test('CO-04: an ended session ends the console’s tokens and codes; the perso
   }
 })
 
+t.test('CO-04: a sign-in that fails leaves the session of the browser, with which the console still ends', async (t) => {
+  for (const table of ['sessions', 'sign_in_devices', 'personal_events']) {
+    const person = await newcomer()
+    const browser = await signedIn(person)
+    const { access_token } = await tokenOf(browser)
+    const [page, session] = [await ask(browser, { prompt: 'login' }), browser.jar.get('session')]
+    await service.sql(`ALTER TABLE ${table} ADD CONSTRAINT refused CHECK (user_id <> ${person.id}) NOT VALID`)
+    const failed = await browser.signIn(page, person.email, person.password)
+    await service.sql(`ALTER TABLE ${table} DROP CONSTRAINT refused`)
+    t.strictSame([failed.status, browser.jar.get('session')], [500, session], table)
+    t.equal((await call(access_token)).status, 200)
+    t.ok(returned(await ask(browser, { prompt: 'none' })).code, 'the session goes on')
+    await browser.send(formIn(await browser.open('/account')), { where: 'here' })
+    t.equal((await call(access_token)).status, 401, 'and ends the token')
+    await signedIn(person, browser)
+    const before = browser.jar.get('session')!
+    await browser.signIn(await ask(browser, { prompt: 'login' }), person.email, person.password)
+    t.not(browser.jar.get('session'), before)
+    browser.jar.set('session', before)
+    t.ok(isSignIn(await browser.open('/account')), 'a sign-in that succeeds replaces the session')
+  }
+})
+
 t.test('CO-04: no token of the console is valid for longer than the session', async (t) => {
   const person = await newcomer()
   const browser = await signedIn(person)

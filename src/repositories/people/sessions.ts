@@ -1,4 +1,4 @@
-import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
+import { and, desc, eq, gt, isNull, ne, sql } from 'drizzle-orm'
 import { SESSION_IDLE_HOURS } from '../../../schemas/console.ts'
 import { authenticatedColumns, shownColumns } from '../../db/rows/authenticated.ts'
 import { STATEMENT_TIME } from '../../db/columns.ts'
@@ -30,12 +30,15 @@ const UNKNOWN: SessionClient = { browser: null, system: null, network: null }
  * Creates a session. Returns false if the password or second factor was changed, or the account was closed, since the
  * password was verified. Locks the account, so that a concurrent password change waits, and then also ends this session
  * (OA-63).
+ *
+ * @param replaced a session in the same browser, which the new one replaces if it is of the same person: the console
+ *   goes on. If no session is created, it stays, because a console without a session would not end with it
  */
 export async function createSession (
   db: Db, token_hash: Buffer,
   { id, password_hash, second_factor_id = null }:
   { id: number, password_hash: string, second_factor_id?: number | null },
-  { browser, system, network }: SessionClient = UNKNOWN
+  { browser, system, network }: SessionClient = UNKNOWN, replaced?: Buffer
 ): Promise<boolean> {
   const now = await readNow(db)
   const client = { browser, system, network }
@@ -44,7 +47,12 @@ export async function createSession (
     matching(users, { id, password_hash }), isNull(users.disabled_at),
     sql`${users.second_factor_id} IS NOT DISTINCT FROM ${second_factor_id}::bigint${andRowsAlone}`
   )).for('share')
-  if (unchanged.length > 0) await db.insert(sessions).values({ ...row, mac: macOf(db, 'sessions', row) })
+  if (unchanged.length > 0) {
+    if (replaced !== undefined) {
+      await db.delete(sessions).where(matching(sessions, { token_hash: replaced, user_id: id }))
+    }
+    await db.insert(sessions).values({ ...row, mac: macOf(db, 'sessions', row) })
+  }
   // Must come after the lock of the user, because every transaction that ends sessions locks the user first.
   await deleteExpired(db, sessions.token_hash, sql`${sessions.expires_at} < ${STATEMENT_TIME} OR ${sessions.seen_at} < ${IDLE}`)
   const own = and(eq(sessions.user_id, id), live)!
@@ -116,22 +124,19 @@ export async function deleteSession (db: Db, token_hash: Buffer, user_id: number
 }
 
 /**
- * Deletes the session that a new sign-in in the same browser replaces. If the session belongs to another person, it
- * ends: so do the codes and tokens of the console of that person. Otherwise the console of the same person goes on.
+ * Deletes a session of another person than `by`, who signs in with the same browser, and ends the codes and tokens of
+ * the console of that other person. The session of the same person stays: `createSession` replaces it.
  *
  * @param lock locks the account of the other person
  */
-export async function replaceSession (
+export async function endSessionOfOther (
   db: Db, token_hash: Buffer, by: number, lock: (db: Db, user_id: number) => Promise<unknown>
 ): Promise<void> {
   const [found] = await db.select({ user_id: sessions.user_id }).from(sessions)
-    .where(eq(sessions.token_hash, token_hash))
+    .where(and(eq(sessions.token_hash, token_hash), ne(sessions.user_id, by)))
   if (found === undefined) return
-  if (found.user_id === by) await db.delete(sessions).where(eq(sessions.token_hash, token_hash))
-  else {
-    await lock(db, found.user_id)
-    await deleteSession(db, token_hash, found.user_id)
-  }
+  await lock(db, found.user_id)
+  await deleteSession(db, token_hash, found.user_id)
 }
 
 /**

@@ -14,7 +14,7 @@ import {
   clearAttempts, findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
 } from '../../../repositories/people/attempts.ts'
 import {
-  createSession, findSession, lockSession, replaceSession, type SessionClient
+  createSession, endSessionOfOther, findSession, lockSession, type SessionClient
 } from '../../../repositories/people/sessions.ts'
 import {
   changePassword, findUser, findUserByEmail, lockUser, updatePasswordHash, type User
@@ -81,19 +81,19 @@ export async function inSessionOf<T extends { events: RecordedEvent[] }> (
 export async function beginSession (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified
 ): Promise<'wrong' | undefined> {
-  const before = { session: readCookie(app, request, 'session'), device: readCookie(app, request, 'device') }
-  const { session: replaced } = before
+  const hashIn = (name: 'session' | 'device') => {
+    const cookie = readCookie(app, request, name)
+    return cookie === undefined ? undefined : hashToken(cookie)
+  }
+  const [replaced, known] = [hashIn('session'), hashIn('device')]
+  // In a transaction of its own, because it locks another account.
   if (replaced !== undefined) {
-    await transaction(app.db, async (db) => replaceSession(db, hashToken(replaced), user.id, lockUser), request)
+    await transaction(app.db, async (db) => endSessionOfOther(db, replaced, user.id, lockUser), request)
   }
   const [session, device] = [mintSecret(), mintSecret()]
   const begun = await transaction(app.db, async (db) => {
-    if (!await createSession(db, hashToken(session), user, clientOf(request))) return false
-    await rememberDevice(db, {
-      token_hash: hashToken(device),
-      before: before.device === undefined ? undefined : hashToken(before.device),
-      user_id: user.id
-    })
+    if (!await createSession(db, hashToken(session), user, clientOf(request), replaced)) return false
+    await rememberDevice(db, { token_hash: hashToken(device), before: known, user_id: user.id })
     await recordForUser(db, request, user, 'session.create')
     return true
   }, request)
