@@ -1,6 +1,7 @@
 import createClient, { type Client } from 'openapi-fetch'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { Away, awayOf, Failure, Refusal } from './failure.ts'
+import { endCopies } from './cache.ts'
+import { Away, awayOf, endedBy, Failure, Refusal } from './failure.ts'
 import { accessTokenOf } from './logins.ts'
 import { plain } from './output.ts'
 import { organizationIn, type Place, type Service } from './settings.ts'
@@ -27,7 +28,8 @@ export interface Api {
 }
 
 /** Calls the service. All requests together wait for `waitMs`, and for one `Retry-After` of up to 5 s in addition. */
-export function createApi ({ url, credential }: Service, waitMs: number): Api {
+export function createApi (service: Service, waitMs: number): Api {
+  const { url, credential } = service
   let until = Date.now() + waitMs
   let token: string | undefined
   let hasWaited = false
@@ -83,7 +85,10 @@ export function createApi ({ url, credential }: Service, waitMs: number): Api {
           await sleep(seconds * 1000)
         } catch (error) {
           const isRejected = error instanceof Refusal && error.httpStatus === 401 && credential.kind === 'login'
-          if (!isRejected || rejected !== undefined) throw error
+          if (!isRejected || rejected !== undefined) {
+            if (endedBy(error) === 'caller') endCopies(service)
+            throw error
+          }
           rejected = token
         }
       }

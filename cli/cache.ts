@@ -1,5 +1,5 @@
 import { createCipheriv, createDecipheriv, createHash, hkdfSync, randomBytes } from 'node:crypto'
-import { existsSync, readdirSync, rmSync, statSync } from 'node:fs'
+import { readdirSync, rmSync, statSync } from 'node:fs'
 import { join } from 'node:path'
 import { parseJson } from '../src/rules/documents/json.ts'
 import { Failure } from './failure.ts'
@@ -34,8 +34,8 @@ const pathFor = (what: Buffer | string): string =>
   join(cacheFolder(), `${createHash('sha256').update(what).digest('hex').slice(0, 40)}.sealed`)
 const pathOf = (binding: Binding): string => pathFor(boundTo(binding))
 
-/** A file that exists while the service refuses the caller: then no copy of this caller may be used. */
-const markOf = ({ service }: Binding): string =>
+/** A file with the time at which the service refused the caller: no copy of this caller from before may be used. */
+const markOf = (service: Binding['service']): string =>
   pathFor(JSON.stringify(['strongroom cache 1', 'ended', service.url, callerOf(service)]))
 
 /** What the copies of a service and a place are bound to; undefined for a caller who keeps none. */
@@ -54,17 +54,19 @@ export function keep (binding: Binding, loaded: Loaded): void {
   if (sealed.length > MAX_BYTES) return
   try {
     replaceFile(pathOf(binding), sealed.toString('base64'))
-    rmSync(markOf(binding), { force: true })
     removeOldest()
   } catch { /* A read-only home, or a full disk. */ }
 }
 
-/** Forgets the copy of a place that the service has refused, or all copies of a caller that has ended. */
-export function forget (binding: Binding, ended: 'caller' | 'place'): void {
-  try {
-    rmSync(pathOf(binding), { force: true })
-    if (ended === 'caller') replaceFile(markOf(binding), '')
-  } catch { /* A read-only home. */ }
+/** Forgets the copy of a place that the service has refused. */
+export function forget (binding: Binding): void {
+  try { rmSync(pathOf(binding), { force: true }) } catch { /* A read-only home. */ }
+}
+
+/** Ends the copies of a caller whom the service has refused. Those of a later success are valid. */
+export function endCopies ({ credential, ...service }: Service): void {
+  if (credential.kind === 'workload') return
+  try { replaceFile(markOf({ ...service, credential }), String(Date.now())) } catch { /* A read-only home. */ }
 }
 
 const MAX_COPIES = 500
@@ -72,7 +74,10 @@ const MAX_COPIES = 500
 /** The names of copies, and of those that a stopped process left unfinished. */
 const OWN = /^[0-9a-f]{40}\.sealed/
 
-/** Removes the oldest copies if there are too many. Other files in the folder stay. */
+/**
+ * Removes the oldest copies if there are too many, and so the mark of a caller after the copies that it ends. Other
+ * files in the folder stay.
+ */
 function removeOldest (): void {
   const paths = readdirSync(cacheFolder()).filter((name) => OWN.test(name)).map((name) => join(cacheFolder(), name))
   if (paths.length <= MAX_COPIES) return
@@ -82,9 +87,14 @@ function removeOldest (): void {
 
 /** The kept values and their age in seconds. Throws a sentence that says why there are none that may be used. */
 export function recall (binding: Binding, maxStaleSeconds: number): { loaded: Loaded, age: number } {
+  const none = () => new Failure('There is no cached copy of these values.')
   let text: string | undefined
-  try { text = existsSync(markOf(binding)) ? undefined : readIfThere(pathOf(binding)) } catch { text = undefined }
-  if (text === undefined) throw new Failure('There is no cached copy of these values.')
+  let ended = 0
+  try {
+    ended = Number(readIfThere(markOf(binding.service)) ?? 0)
+    text = readIfThere(pathOf(binding))
+  } catch { text = undefined }
+  if (text === undefined) throw none()
   const sealed = Buffer.from(text, 'base64')
   let stored: Sealed
   try {
@@ -92,6 +102,7 @@ export function recall (binding: Binding, maxStaleSeconds: number): { loaded: Lo
       .setAAD(boundTo(binding)).setAuthTag(sealed.subarray(-16))
     stored = parseJson(Buffer.concat([cipher.update(sealed.subarray(12, -16)), cipher.final()]).toString('utf8')) as Sealed
   } catch { throw new Failure('The cached copy of these values was changed, or belongs to another login, so it is not used.') }
+  if (stored.at <= ended) throw none()
   const age = Math.floor((Date.now() - stored.at) / 1000)
   if (age < 0) throw new Failure('The cached copy of these values is from the future, so it is not used: look at the clock.')
   if (age >= maxStaleSeconds) {

@@ -211,8 +211,7 @@ export async function loadOrRecall (
     if (options.cache !== false && binding !== undefined) keep(binding, loaded)
     return { at, loaded }
   } catch (error) {
-    const ended = endedBy(error)
-    if (ended !== undefined && binding !== undefined) forget(binding, ended)
+    if (endedBy(error) === 'place' && binding !== undefined) forget(binding)
     if (!(error instanceof Away) || options.cache === false || binding === undefined) throw error
     return { at, loaded: recallAndTell(`${error.message} `) }
   }

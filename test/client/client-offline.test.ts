@@ -1,4 +1,4 @@
-// runs: one database, embedded; 15 s
+// runs: one database, embedded; 20 s
 import { spawnSync } from 'node:child_process'
 import { chmodSync, readdirSync, readFileSync, utimesSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -87,6 +87,16 @@ t.test('after a refusal, the cached copy is not used while the service is away, 
     answerWith(status)
     t.equal((await run(['run', PLACE, '--', 'true'])).code, 125)
     t.strictSame([await isKept(PLACE), await isKept(other)], kept, String(status))
+  }
+  // Every command learns that the caller has ended, and the next success makes no copy of before valid again.
+  for (const command of ['whoami', `get A ${PLACE}`]) {
+    await load()
+    answerWith(401)
+    t.equal((await run(command.split(' '))).code, 1)
+    t.strictSame([await isKept(PLACE), await isKept(other)], none, command)
+    answerWith(undefined)
+    t.equal((await run(['run', other, '--', 'true'])).code, 0)
+    t.strictSame([await isKept(PLACE), await isKept(other)], others, command)
   }
 })
 
