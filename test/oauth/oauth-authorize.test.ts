@@ -64,7 +64,7 @@ function isRefusal (t: Test, seen: Seen, sent: string[] = [], label = '') {
     { status: seen.status, location: seen.headers.get('location'), type: seen.headers.get('content-type') },
     { status: 400, location: null, type: 'text/html; charset=utf-8' }, label
   )
-  t.notMatch(seen.text, /<a |<form|<script|http-equiv|window|href/i, label)
+  t.notMatch(seen.text, /<a |<form|<script|http-equiv|window|href=/i, label)
   for (const one of sent) if (one.length > 3) t.notOk(seen.text.includes(one), `${label}: reflected`)
 }
 
