@@ -37,7 +37,7 @@ export const LINE_REST = new RegExp(
 const NO_VALUE = /^[ \t]*(?:[ \t]#|$)/
 // A comment that all common readers find after a value without quotes: Compose needs a space before its `#`, and
 // godotenv takes the last `#` after a blank.
-const COMMENT_OF_PLAIN = /^\s* #(?!.*\s#)/
+const COMMENT_OF_PLAIN = /^\s* #(?![^]*\s#)/
 
 /** The place of an assignment in a text with line feeds alone. */
 export function placeOf (source: string, { separatorTo, valueFrom, valueTo, colon }: EnvAssignment): EnvPlace {
