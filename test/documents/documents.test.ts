@@ -234,7 +234,8 @@ t.test('env: a document with line separators in comments is read alike with and 
   for (const text of ['A="x"\n#c\u2028B=s\n', 'A=\'x\'\n# c\u2028it\'s\n', 'A="a"\n\n  # c\u2028B="x\ny"\n', 'A="x" # c\u2029\n']) {
     const read = readDocument('env', text)
     const { error } = checkDocument('env', text)
-    t.equal(read === undefined, error !== undefined, JSON.stringify(text))
+    // A line separator in the message would hide the result: the lines of TAP end there.
+    t.equal(read === undefined, error !== undefined, JSON.stringify(text).replace(/[^ -~]/g, '?'))
     t.same(documentError('env', text), error)
   }
 })

@@ -92,13 +92,13 @@ t.test('env: a line separator of JavaScript ends no line for other readers', asy
     ['A=old#\u2028\u2029\u2028', 'A=new'],
     ['A=old\u2028\n', 'A=new\n'],
     ["A='old'#\u2028#old # note\n", "A='new' # note\n"],
-    ['A=old#\u2028B=2\n', 'A=new\u2028B=2\n'],
+    ['A=old#\u2028B=2\n', 'A="new"\u2028B=2\n', 'without quotes, the next line would be a part of the value'],
     ['A=old # note\u2028B=2\n', 'A=new # note\u2028B=2\n'],
     ['A=old # note\u2028\n', 'A=new # note\u2028\n'],
     ['A=old # note\u2028 # more\n', "A='new' # note\u2028 # more\n", 'godotenv would take the first note as a part of the value']
   ] as const) {
     const changed = changeNames('env', before, { set: texts([['A', 'new']]), unset: [], replace: null })
-    t.equal('text' in changed && changed.text, after, `${JSON.stringify(before)} ${why}`)
+    t.equal('text' in changed && changed.text, after, ascii([before, why]))
   }
 })
 
