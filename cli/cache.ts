@@ -30,19 +30,22 @@ const keyOf = ({ credential }: Binding['service']): Buffer => credential.kind ==
 const boundTo = ({ service, organization, place }: Binding): Buffer =>
   Buffer.from(JSON.stringify(['strongroom cache 1', service.url, organization, place, callerOf(service)]))
 
-const pathFor = (what: Buffer | string): string =>
-  join(cacheFolder(), `${createHash('sha256').update(what).digest('hex').slice(0, 40)}.sealed`)
-const pathOf = (binding: Binding): string => pathFor(boundTo(binding))
+const fileNamedAfter = (text: Buffer | string): string =>
+  join(cacheFolder(), `${createHash('sha256').update(text).digest('hex').slice(0, 40)}.sealed`)
+const pathOf = (binding: Binding): string => fileNamedAfter(boundTo(binding))
 
 /** A file with the time at which the service refused the caller: no copy of this caller from before may be used. */
 const markOf = (service: Binding['service']): string =>
-  pathFor(JSON.stringify(['strongroom cache 1', 'ended', service.url, callerOf(service)]))
+  fileNamedAfter(JSON.stringify(['strongroom cache 1', 'ended', service.url, callerOf(service)]))
+
+/** A service whose caller keeps copies; undefined for a workload, which keeps none. */
+const keeping = ({ credential, ...service }: Service): Binding['service'] | undefined =>
+  credential.kind === 'workload' ? undefined : { ...service, credential }
 
 /** What the copies of a service and a place are bound to; undefined for a caller who keeps none. */
-export function bindingOf (
-  { credential, ...service }: Service, organization: string, place: string
-): Binding | undefined {
-  return credential.kind === 'workload' ? undefined : { service: { ...service, credential }, organization, place }
+export function bindingOf (service: Service, organization: string, place: string): Binding | undefined {
+  const kept = keeping(service)
+  return kept && { service: kept, organization, place }
 }
 
 /** Keeps loaded values. A cache that cannot be written stops nothing. */
@@ -64,9 +67,10 @@ export function forget (binding: Binding): void {
 }
 
 /** Ends the copies of a caller whom the service has refused. Those of a later success are valid. */
-export function endCopies ({ credential, ...service }: Service): void {
-  if (credential.kind === 'workload') return
-  try { replaceFile(markOf({ ...service, credential }), String(Date.now())) } catch { /* A read-only home. */ }
+export function endCopies (service: Service): void {
+  const kept = keeping(service)
+  if (kept === undefined) return
+  try { replaceFile(markOf(kept), String(Date.now())) } catch { /* A read-only home. */ }
 }
 
 const MAX_COPIES = 500
@@ -75,8 +79,8 @@ const MAX_COPIES = 500
 const OWN = /^[0-9a-f]{40}\.sealed/
 
 /**
- * Removes the oldest copies if there are too many, and so the mark of a caller after the copies that it ends. Other
- * files in the folder stay.
+ * Removes the oldest files of the cache if there are too many. The time at which a caller was refused is newer than the
+ * copies that it ends, so it is removed after them. Other files in the folder stay.
  */
 function removeOldest (): void {
   const paths = readdirSync(cacheFolder()).filter((name) => OWN.test(name)).map((name) => join(cacheFolder(), name))

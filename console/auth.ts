@@ -171,12 +171,12 @@ async function userOf ({ access }: Token): Promise<string | undefined> {
   return response.status === 401 ? undefined : ((await response.json()) as { data: { id: string } }).data.id
 }
 
-/** Loads the page again if another person has signed in, or the session has ended and not by itself, without use. */
+/** Loads the page again if another person has signed in, or the session ended before its 12 hours without use. */
 async function look () {
   if (document.hidden || user === undefined || daily === undefined || await userOf(daily) === user) return
   const found = await silentToken(DAILY_SCOPES)
-  const end = daily.since + SESSION_IDLE_HOURS * 60 * 60 * 1000
-  if (found === undefined ? Date.now() < end : await userOf(found) !== user) location.reload()
+  const idleUntil = daily.since + SESSION_IDLE_HOURS * 60 * 60 * 1000
+  if (found === undefined ? Date.now() < idleUntil : await userOf(found) !== user) location.reload()
   else daily = found ?? daily
 }
 

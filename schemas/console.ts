@@ -20,7 +20,7 @@ export const DAILY_SCOPES: readonly Scope[] = [
 /** Seconds: the lifetime of a token with a privileged scope, and the maximum age of the sign-in when it is issued. */
 export const PRIVILEGED_SECONDS = 300
 
-/** A session of a browser that no one uses for so long ends by itself. */
+/** Hours after its last use at which the session of a browser ends by itself. */
 export const SESSION_IDLE_HOURS = 12
 
 /** Whether a token of the console with this scope has the short lifetime. */

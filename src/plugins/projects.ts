@@ -13,9 +13,9 @@ import {
   KEY_CHECK_MEMBERS, readKeyCheck, refuseKeyCheck, requireKeyCheck, warnOfIterations
 } from '../http/bodies/key-checks.ts'
 import { levelOf, lockProjectOf, reachOfWhole, requireSiblings } from '../http/guard/level-lookup.ts'
+import { onceClosed } from '../http/responses/closed.ts'
 import { requirePlanQuota } from '../http/routes/requirements.ts'
 import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
-import { onceClosed } from '../http/responses/closed.ts'
 import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf, placeDetails } from '../repositories/audit/audit.ts'
 import { activeKeyOf } from '../repositories/levels/levels.ts'

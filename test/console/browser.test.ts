@@ -140,7 +140,7 @@ for (const [what, path, host] of sample([
 
     const user = page.locator('.opblock[id$="-getUser"]')
     const found = user.locator('.live-responses-table .response-col_status').getByText('200')
-    // Swagger UI draws the document anew after the sign-in, and can lose a click of this moment.
+    // After the sign-in, Swagger UI draws a document with other examples. A click meanwhile may have no effect.
     await until(async () => {
       await user.getByRole('button', { name: 'Execute' }).click()
       return found.waitFor({ timeout: 5_000 }).then(() => true, () => false)

@@ -66,7 +66,8 @@ t.test('the history of a name ends its page by the work, and its pages have each
 
 t.test('the history of a name can be read whatever its values are, and its pages count what is written', async (t) => {
   const MIB = 1024 * 1024
-  // In the response, a value takes these bytes for each of the document: up to 13, as a value and as JSON.
+  // `most`: the changes that a page can have. A character of a value takes up to 13 bytes of the response, in the value
+  // and in its JSON.
   const kinds = [['controls', '\u0001', 3], ['quotes', '"', 4], ['letters', 'x', 6]] as const
   for (const [of, character, most] of sample(kinds, 3)) {
     const at = await makeLevel(owner, { slug: of })

@@ -35,6 +35,12 @@ export function repliesIn (text: string): Reply[] {
 
 export interface Posted { path: string, headers: Record<string, string>, body: string }
 
+/** The text of a request in HTTP/1.1. */
+export const textOf = ({ path, headers, body }: Posted): string => [
+  `POST ${path} HTTP/1.1`, 'host: x', `content-length: ${Buffer.byteLength(body)}`,
+  ...Object.entries(headers).map(([name, value]) => `${name}: ${value}`), '', body
+].join('\r\n')
+
 /**
  * Sends requests on one connection at once, and closes it when the service in this process has read the body of the
  * last one: before it has a response to any of them.
@@ -51,10 +57,7 @@ export async function postAndLeave (address: string, requests: readonly Posted[]
     request.once('end', () => { socket.destroy() })
   }
   subscribe('http.server.request.start', look)
-  client.write(requests.map(({ path, headers, body }) => [
-    `POST ${path} HTTP/1.1`, 'host: x', `content-length: ${Buffer.byteLength(body)}`,
-    ...Object.entries(headers).map(([name, value]) => `${name}: ${value}`), '', body
-  ].join('\r\n')).join(''))
+  client.write(requests.map(textOf).join(''))
   client.resume()
   await closed
 }

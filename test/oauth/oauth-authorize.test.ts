@@ -64,7 +64,8 @@ function isRefusal (t: Test, seen: Seen, sent: string[] = [], label = '') {
     { status: seen.status, location: seen.headers.get('location'), type: seen.headers.get('content-type') },
     { status: 400, location: null, type: 'text/html; charset=utf-8' }, label
   )
-  t.notMatch(seen.text, /<a |<form|<script|http-equiv|window|href=/i, label)
+  // A nonce is random, and can spell `href`.
+  t.notMatch(seen.text.replace(/ nonce="[\w-]+"/, ''), /<a |<form|<script|http-equiv|window|href/i, label)
   for (const one of sent) if (one.length > 3) t.notOk(seen.text.includes(one), `${label}: reflected`)
 }
 

@@ -454,7 +454,7 @@ t.test('CR-49: with a full mail queue every address gets 503, and nothing is cou
 
 t.test('CR-49: clients that leave without the response keep no place in the mail queue, and no mail back', async (t) => {
   const people = [await makePerson(service), await makePerson(service), await makePerson(service)]
-  // The first request of a connection alone hears of its end.
+  // Node.js tells only the first request of a connection that the connection is closed.
   for (const some of [people.slice(0, 1), people]) {
     await service.sql('DELETE FROM sign_in_failures')
     const before = await Promise.all(some.map(async ({ email }) => (await mailsTo(email)).length))

@@ -366,7 +366,7 @@ t.test('a creation whose client has left, alone or with others in its connection
   const address = await service.listen()
   const taken = { name: 'Taken', slug: 'taken' }
   t.equal((await caller.call('POST', path, taken)).status, 201)
-  // The first request alone hears of the end of its connection. The service does what it got all the same.
+  // Node.js tells only the first request of a connection that the connection is closed. The service carries out all.
   for (const [of, together] of [['alone', 1], ['pipelined', 3]] as const) {
     for (const [what, body] of [['refused', taken], ['made', { name: `Made ${of}` }]] as const) {
       const keys = Array.from({ length: together }, (_, i) => `${of}-${what}-${i}`)

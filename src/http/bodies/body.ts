@@ -69,8 +69,8 @@ export function installBodyParser (app: FastifyInstance) {
   })
 }
 
-// Each chunk of a body takes microseconds, however small it is. So a body may have this many chunks, and more only if
-// they have this many bytes on average: `later` bytes after the first MiB, or after `BODY_LIMIT` if that is less.
+// Each chunk of a body takes microseconds, however small it is. So a body may have `free` chunks. Further chunks need
+// `bytes` bytes on average in the first MiB of a body (or up to `BODY_LIMIT`, if that is less), and `later` after it.
 const CHUNKS = { free: 2_000, bytes: 32, later: 256, first: 1024 * 1024 }
 
 function mostChunks (bytes: number, bodyLimit: number): number {

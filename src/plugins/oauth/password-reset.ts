@@ -139,6 +139,6 @@ const mailTo = ({ id, email }: User, message: { subject: string, text: string })
   ({ about: `user ${id}`, to: email, ...message })
 
 // Sends the mail after the response, so that an address with an account does not have a slower response.
-const postAfterResponse = (
-  reply: FastifyReply, reservation: MailReservation, mailOf: () => PostedMail | undefined
-) => { onceClosed(reply, () => { reservation.post(mailOf()) }) }
+function postAfterResponse (reply: FastifyReply, reservation: MailReservation, mailOf: () => PostedMail | undefined) {
+  onceClosed(reply, () => { reservation.post(mailOf()) })
+}

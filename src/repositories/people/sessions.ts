@@ -31,8 +31,8 @@ const UNKNOWN: SessionClient = { browser: null, system: null, network: null }
  * password was verified. Locks the account, so that a concurrent password change waits, and then also ends this session
  * (OA-63).
  *
- * @param replaced a session in the same browser, which the new one replaces if it is of the same person: the console
- *   goes on. If no session is created, it stays, because a console without a session would not end with it
+ * @param replaced the hash of the session that the browser has. The new session replaces a session of the same person,
+ *   and the console goes on. If no session is created, the former one stays, so that a sign-out still ends the console
  */
 export async function createSession (
   db: Db, token_hash: Buffer,
@@ -124,8 +124,8 @@ export async function deleteSession (db: Db, token_hash: Buffer, user_id: number
 }
 
 /**
- * Deletes a session of another person than `by`, who signs in with the same browser, and ends the codes and tokens of
- * the console of that other person. The session of the same person stays: `createSession` replaces it.
+ * Ends the session of a browser in which `by` signs in, if the session belongs to another person, and the codes and
+ * tokens of the console of that person. A session of `by` stays: `createSession` replaces it.
  *
  * @param lock locks the account of the other person
  */

@@ -267,9 +267,8 @@ export async function rotateToken (
   const isUsers = rotater?.type === 'user' && rotater.person === null
   const changesHands = rotater !== undefined && (isUsers || !endsWith(rotater, { user_id, grant_id }))
   const isAnother = rotater?.type === 'api_token' && rotater.id !== id && rotater.person === null
-  return updateToken(db, organization_id, id, {
-    ...value, ...(changesHands && madeBy(rotater)), ...(isAnother && { ...creatorOf(rotater), user_id })
-  })
+  const maker = changesHands ? madeBy(rotater) : isAnother ? { ...creatorOf(rotater), user_id } : undefined
+  return updateToken(db, organization_id, id, { ...value, ...maker })
 }
 
 /** Whether the token has the same person and grant as the principal. Also true if the principal has no person. */

@@ -125,7 +125,7 @@ function mergedNode (text: string, node: JsonNode | undefined, patch: PatchValue
  * change writes only the others. Undefined if the patch changes nothing.
  *
  * @param before the text before; undefined without a value
- * @param isOpen whether the last value of the text is written in any case
+ * @param isOpen whether the last value is written also if it is there already (`Editor.ambiguous`)
  */
 export const effectOf = (before: string | undefined, patch: PatchValue, isOpen: boolean): PatchValue | undefined =>
   before?.startsWith('{') ? effectOnNode(before, jsonTree(before), patch, isOpen) : patch

@@ -108,6 +108,7 @@ function planOf (
     const isText = replace?.has(name) === false && json.startsWith('"')
     const isAsRead = name in before && before[name] === jsonValue(json)
     const isNested = /^[[{]/.test(typed?.[name] ?? '')
+    // A text over an object or a list needs no such care: it replaces the last text, too.
     const isOpen = ambiguous?.has(name) === true && !(isNested && 'text' in patch)
     if (!isOpen && (typed === undefined || isText ? isAsRead : isSameJson(typed[name], json))) continue
     if (isText && isNested) return { refused: 'structured', name }

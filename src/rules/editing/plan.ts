@@ -25,7 +25,7 @@ export interface Editor {
   attempts: number
   /**
    * Those of the names that other readers of the format read with another value, so that a change to the same value is
-   * made too. In YAML this can be the last text in the value.
+   * made too. In YAML, other readers can read the last text within the value of a name with another line feed.
    */
   ambiguous?: (names: { has: (name: string) => boolean }) => ReadonlySet<string>
   edit: (plan: Plan, attempt: number) => string | Refusal

@@ -113,7 +113,7 @@ export async function nameHistory (
     if (before === value) return
     const change = before === undefined ? 'added' : value === undefined ? 'removed' : 'changed'
     const json = withJson ? jsonIn(version, value) : undefined
-    // The response has the value, and its JSON as a text, which has a further escape for each one in it.
+    // The response has the value once, and its JSON within a text, where each escape is escaped again.
     if (withJson) work.done += 3 * (json ?? value ?? '').length / 1024 * WORK.writtenKilobyte
     found.changes.push({ version, change, value, json })
   }
