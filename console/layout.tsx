@@ -1,4 +1,3 @@
-import { signal } from '@preact/signals'
 import {
   ChevronRight, KeyRound, Layers, Menu, ScrollText, Search as Loupe, TrendingUp, User, Users, Vault, Workflow,
   type IconNode
@@ -9,15 +8,13 @@ import { BASE } from './auth.ts'
 import { Icon } from './icons.tsx'
 import { levelOf, levelPath, nameOf } from './levels.ts'
 import { areKnown, can, canSomewhere, onlyLevelOf, rights, shownProject } from './rights.ts'
-import { PAGES, place, sought, type PageName } from './router.ts'
+import { isMenuOpen, PAGES, place, sought, type PageName } from './router.ts'
 import type { Ability } from './scopes.ts'
 import { membership, memberships, person, roleName } from './session.ts'
 import { Act, Dialog, Empty, Field, Form, may, To, type Fields } from './ui.tsx'
 import { shownName } from './values.ts'
 
 // What surrounds each page: the side bar, the path to the place, and the search for names.
-
-export const isMenuOpen = signal(false)
 
 const ENTRIES = [
   ['start', Layers, 'organization:read'], ['people', Users, 'member:read'], ['tokens', KeyRound, 'api-token:read'],

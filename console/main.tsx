@@ -5,7 +5,7 @@ import { useEffect, useRef } from 'preact/hooks'
 import { ApiError } from './api.ts'
 import { forgetKeys } from './held-keys.ts'
 import { BASE, signInQuestion, signOut, start, waiting } from './auth.ts'
-import { Crumbs, isMenuOpen, SideBar, Tabs } from './layout.tsx'
+import { Crumbs, SideBar, Tabs } from './layout.tsx'
 import { titleOf } from './levels.ts'
 import { areKnown, loadRights, projectOf, shownProject } from './rights.ts'
 import { arrive, go, PAGES, place, sought, type PageName, type Place } from './router.ts'
@@ -52,7 +52,6 @@ function Frame () {
   const main = useRef<HTMLElement>(null)
   const isFirst = useRef(true)
   useEffect(() => {
-    isMenuOpen.value = false
     // A screen reader reads the new page; the first page was announced by the browser.
     if (!isFirst.current) main.current?.focus()
     isFirst.current = false

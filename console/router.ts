@@ -62,6 +62,8 @@ export function pathOf ({ page, organization, project, target, environment }: Pa
 export const place = signal<Place>(placeOf(HOME))
 /** The name of a secret that the page of a level shows first, after a search. */
 export const sought = signal('')
+/** On a phone, where the side bar is a menu. */
+export const isMenuOpen = signal(false)
 
 /** Goes to a page. `replaceState`: the way back leads past the present one. */
 export function go (to: Partial<Place>, how: 'pushState' | 'replaceState' = 'pushState') {
@@ -71,6 +73,7 @@ export function go (to: Partial<Place>, how: 'pushState' | 'replaceState' = 'pus
 
 export function arrive () {
   sought.value = ''
+  isMenuOpen.value = false
   place.value = placeOf(location.pathname)
   window.scrollTo(0, 0)
 }
