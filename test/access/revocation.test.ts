@@ -345,6 +345,38 @@ t.test('a token changes nothing if it loses `inherited` before its body arrives'
   }
 })
 
+t.test('a token whose expiry changes before its body arrives gives another at most the present one', async (t) => {
+  const address = await listening(Infinity)
+  const keys = `/organizations/${o}/api-keys`
+  const [near, far] = [1, 30].map((days) => new Date(Date.now() + days * 86_400_000).toISOString()) as [string, string]
+  const made = async (expires_at: string | null) => {
+    const { status, text, body } = await nimbus.call('POST', keys, { name: 'CI', abilities: [...SCOPE_NAMES], expires_at })
+    if (status !== 201) throw new Error(text)
+    return { token: body.token as string, path: `${keys}/${body.api_key.id}` }
+  }
+  const body = { name: 'Other', abilities: ['secret:read'] }
+  const refused = { status: 403, body: { error: 'insufficient_permissions' } }
+  const given = (status: number, expires_at: string | null) => ({ status, body: { api_key: { expires_at } } })
+  type Case = [string, (path: string) => Pick<Row, 'at' | 'body'>, from: string | null, to: string | null, object]
+  const ROWS: Case[] = [
+    ['none asked', () => ({ at: `POST /api/v1${keys}`, body }), null, near, given(201, near)],
+    ['the former', () => ({ at: `POST /api/v1${keys}`, body: { ...body, expires_at: far } }), far, near, refused],
+    ['no end', () => ({ at: `POST /api/v1${keys}`, body: { ...body, expires_at: null } }), null, near, refused],
+    ['the present', () => ({ at: `POST /api/v1${keys}`, body: { ...body, expires_at: near } }), null, near, given(201, near)],
+    ['extended', () => ({ at: `POST /api/v1${keys}`, body: { ...body, expires_at: far } }), near, far, given(201, far)],
+    ['an update', (path) => ({ at: `PUT /api/v1${path}`, body: { expires_at: far } }), far, near, refused],
+    ['a rotation', (path) => ({ at: `POST /api/v1${path}/rotate`, body: {} }), far, near, refused],
+    ['a rotation, extended', (path) => ({ at: `POST /api/v1${path}/rotate`, body: {} }), near, far, { status: 200 }]
+  ]
+  for (const [what, row, from, to, answer] of ROWS) {
+    const [maker, other] = [await made(from), await made(far)]
+    t.match(await heldOpen(address, row(other.path) as Row, maker.token, async () => {
+      const put = await nimbus.call('PUT', maker.path, { expires_at: to })
+      if (put.status !== 200) throw new Error(put.text)
+    }), answer, what)
+  }
+})
+
 t.test('what one instance has ended is refused by all from the next request on', async (t) => {
   const second = await startBeside(t, service)
   const apps = [service.app, ...second === undefined ? [] : [second]]

@@ -98,12 +98,13 @@ export const tokens: Domain = async (app) => {
       const token = mintApiToken(principal.organization.id)
       const { body } = await change(app.db, actorOf(request), {
         async load (db) {
+          const caller = await withPresentExpiry(db, principal)
           // The default is the latest expiry that the caller may set.
           const expires_at = sent.expires_at === undefined
-            ? principal.expires_at
+            ? caller.expires_at
             : await parseExpiry(db, sent.expires_at)
           const { slices, inheriting } = await resolveRestrictions(db, principal, restrictions, 'api-token:create')
-          refuseEscalation(principal, { abilities, slices, expires_at }, 'api-token:create')
+          refuseEscalation(caller, { abilities, slices, expires_at }, 'api-token:create')
           await requireQuota(db, principal.organization.id, principal.person?.user_id ?? null)
           return { expires_at, slices, warning: inheritedWarning(inheriting) }
         },
@@ -173,7 +174,7 @@ export const tokens: Domain = async (app) => {
           // A leaked token must not extend itself.
           if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
           const next = { ...grantOf(token), ...(expires_at !== undefined && { expires_at }) }
-          refuseEscalation(changerOf(request, token), next, 'api-token:update')
+          refuseEscalation(await withPresentExpiry(db, changerOf(request, token)), next, 'api-token:update')
           if (expires_at !== undefined) {
             refuseBeyond(latest, expires_at)
             // An expired token does not count towards the limit until its expiry is extended.
@@ -223,7 +224,7 @@ export const tokens: Domain = async (app) => {
         async load (db) {
           const { token: locked } = await lockForChange(db, request, id)
           const rotater = changerOf(request, locked)
-          refuseEscalation(rotater, grantOf(locked), 'api-token:create')
+          refuseEscalation(await withPresentExpiry(db, rotater), grantOf(locked), 'api-token:create')
           // The rotation moves the token to the caller's grant. The previous value must end then, because the old owner
           // may know that value.
           if (overlap_seconds > 0 && !endsWith(rotater, locked)) {
@@ -308,6 +309,13 @@ function asOrganization (request: FastifyRequest): Principal {
 /** The caller as the one who changes a token. */
 const changerOf = (request: FastifyRequest, { user_id }: TokenRow): Principal =>
   user_id === null && mayMakeForOrganization(request) ? asOrganization(request) : principalOf(request)
+
+/** The caller under the lock of the organization: another request may have changed the expiry of a calling token. */
+async function withPresentExpiry (db: Db, caller: Principal): Promise<Principal> {
+  if (caller.type !== 'api_token') return caller
+  const { expires_at } = await findToken(db, caller.organization.id, caller.id) ?? fail('not_found')
+  return { ...caller, expires_at }
+}
 
 const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? fail('not_found')
 
