@@ -79,6 +79,8 @@ t.test('an unknown driver or server parameter, or a Unix socket, gets an error t
     ['?user=postgres', /user is not supported; write it as/],
     ['?keepalives_idle=10', /keepalives_idle is not supported; the system decides/],
     ['?replication=database', /replication is not supported; the service decides/],
+    ['?Channel_Binding=require', /the parameter Channel_Binding is not supported; the driver has no channel binding/],
+    ['?SSLMODE=verify-full', /^DATABASE_URL: write the parameter SSLMODE as sslmode/],
     ['?host=/var/run/postgresql', /Unix sockets are not supported: .*127\.0\.0\.1:5432/],
     ['?host=%2Fvar%2Frun%2Fpostgresql', /Unix sockets are not supported/],
     ['?target_session_attrs=writable', /^DATABASE_URL: target_session_attrs is not any, read-write, /],

@@ -37,6 +37,9 @@ function of (advice: string, ...names: string[]) {
   return Object.fromEntries(names.map((name) => [name, advice]))
 }
 
+// The parameters that the service or the driver reads; others are settings of the server, which has no such names.
+const READ = ['sslmode', 'ssl', 'sslrootcert', 'sslnegotiation', 'target_session_attrs', 'connect_timeout']
+
 // The values of `target_session_attrs` that the driver knows. The other one of libpq, `any`, is the default.
 const SESSION_ATTRS = ['read-write', 'read-only', 'primary', 'standby', 'prefer-standby']
 
@@ -57,8 +60,11 @@ export function splitUrl (databaseUrl: string): { address: string, parameters: U
     refuse('Unix sockets are not supported: let PostgreSQL listen on 127.0.0.1 (listen_addresses), and write 127.0.0.1:5432 as the host')
   }
   for (const name of names) {
-    const advice = Object.hasOwn(OF_LIBPQ, name) ? OF_LIBPQ[name] : undefined
+    const known = name.toLowerCase()
+    const advice = Object.hasOwn(OF_LIBPQ, known) ? OF_LIBPQ[known] : undefined
     if (advice !== undefined) refuse(`the parameter ${name} is not supported; ${advice}`)
+    // Without a word, the connection would be made without encryption, and the server would refuse it later.
+    if (name !== known && READ.includes(known)) refuse(`write the parameter ${name} as ${known}`)
     if (isFixed(name)) parameters.delete(name)
   }
   const attrs = parameters.get('target_session_attrs')
