@@ -177,7 +177,8 @@ export async function buildApp (
       else sendError(request, reply, problem ?? new ApiError('not_found'))
     },
     clientErrorHandler: (error: Error & { code?: string }, socket) => {
-      if (error.code === 'ECONNRESET') socket.destroy()
+      // A browser opens connections in advance, and takes a response there for the response to its first request.
+      if (error.code === 'ECONNRESET' || socket.bytesRead === 0) socket.destroy()
       else {
         const code = error.code === 'HPE_HEADER_OVERFLOW' ? 'header_fields_too_large' : 'malformed_request'
         answerBeside(socket, code, error.code === 'HPE_INVALID_EOF_STATE')
