@@ -140,12 +140,15 @@ for (const [what, path, host] of sample([
 
     const user = page.locator('.opblock[id$="-getUser"]')
     const found = user.locator('.live-responses-table .response-col_status').getByText('200')
+    const statuses: number[] = []
+    page.on('response', (response) => { if (response.url().endsWith('/api/v1/user')) statuses.push(response.status()) })
     // After the sign-in, Swagger UI draws a document with other examples. A click meanwhile may have no effect.
     await until(async () => {
       await user.getByRole('button', { name: 'Execute' }).click()
       return found.waitFor({ timeout: 5_000 }).then(() => true, () => false)
     })
     t.match(await user.locator('.live-responses-table').innerText(), rosa.email)
+    t.strictSame([...new Set(statuses)], [200], 'each request has the token')
     t.strictSame(window.wrongs, [])
     t.strictSame(elsewhere(window, new URL(url).origin), [])
     if (path !== undefined) {
