@@ -60,11 +60,21 @@ export function installBodyParser (app: FastifyInstance) {
   })
   // Other values of `Expect` are ignored (RFC 9110, 10.1.1).
   app.server.on('checkExpectation', (raw, response) => app.server.emit('request', raw, response))
+  // Chunks also come while the access checks run.
+  const chunked = new WeakMap<IncomingMessage, Chunked>()
+  app.server.prependListener('request', (raw: IncomingMessage) => {
+    if (raw.headers['transfer-encoding'] !== undefined) chunked.set(raw, limitChunks(raw, app.config.bodyLimit))
+  })
   app.addHook('preParsing', (request, reply, payload, done) => {
     if (asking.delete(request.raw)) reply.raw.writeContinue()
-    if (request.headers['transfer-encoding'] !== undefined) limitChunks(request, reply)
     // A route without a body schema ignores the body, so Fastify must not check the content type.
     if (request.routeOptions.schema?.body === undefined) delete request.headers['content-type']
+    const body = chunked.get(request.raw)
+    if (body?.isRefused === true) {
+      reply.header('connection', 'close')
+      return done(new ApiError('payload_too_large'))
+    }
+    if (body !== undefined) body.refuse = () => refuseChunks(request, reply)
     done(null, payload)
   })
 }
@@ -78,23 +88,33 @@ function mostChunks (bytes: number, bodyLimit: number): number {
   return CHUNKS.free + first / CHUNKS.bytes + (bytes - first) / CHUNKS.later
 }
 
-/** Ends the request with 413 if its body comes in very many small chunks, and closes the connection. */
-function limitChunks ({ raw }: FastifyRequest, reply: FastifyReply) {
-  const { bodyLimit } = reply.server.config
+interface Chunked { isRefused: boolean, refuse?: () => void }
+
+/** Calls `refuse` if the body comes in very many small chunks, and drops the rest of the body. */
+function limitChunks (raw: IncomingMessage, bodyLimit: number): Chunked {
   const push = raw.push.bind(raw)
-  let [chunks, bytes, isRefused] = [0, 0, false]
+  const body: Chunked = { isRefused: false }
+  let [chunks, bytes] = [0, 0]
   raw.push = (chunk: Buffer | null) => {
     chunks++
     bytes += chunk?.length ?? 0
-    if (!isRefused && chunks <= mostChunks(bytes, bodyLimit)) return push(chunk)
-    if (isRefused) return true
-    isRefused = true
-    if (raw.listenerCount('error') === 0) raw.destroy()
-    else {
-      reply.header('connection', 'close')
-      raw.emit('error', new ApiError('payload_too_large'))
+    if (!body.isRefused) {
+      if (chunks <= mostChunks(bytes, bodyLimit)) return push(chunk)
+      body.isRefused = true
+      body.refuse?.()
     }
-    return true
+    // `false`: the connection is read no further while the access checks run.
+    return body.refuse !== undefined
+  }
+  return body
+}
+
+/** Ends the request with 413, and closes the connection. */
+function refuseChunks ({ raw }: FastifyRequest, reply: FastifyReply) {
+  if (raw.listenerCount('error') === 0) raw.destroy()
+  else {
+    reply.header('connection', 'close')
+    raw.emit('error', new ApiError('payload_too_large'))
   }
 }
 
