@@ -29,6 +29,8 @@ function partsOf (email: string): { local: string, domain: string } {
   return { local: text.slice(0, at), domain: text.slice(at) }
 }
 
+const ENCODED = /(?:^|\.)xn--/
+
 /**
  * The domain in ASCII; undefined if the conversion to Unicode and back changes it. Node's functions parse a URL host:
  * they stop at `/ ? # \`, decode `%41`, drop invisible characters and read `xn--example-` as `example`, so the result
@@ -36,9 +38,11 @@ function partsOf (email: string): { local: string, domain: string } {
  */
 function asciiOf (domain: string): string | undefined {
   const text = domain.toLowerCase()
-  if (!/[^\0-\x7f]|(?:^|\.)xn--/.test(text)) return text
+  if (/^[\0-\x7f]*$/.test(text) && !ENCODED.test(text)) return text
   const ascii = domainToASCII(text)
   const unicode = domainToUnicode(ascii)
   if (text !== unicode && text !== ascii) return undefined
+  // Newer versions of Node.js leave labels unchanged that they cannot decode.
+  if (ENCODED.test(unicode)) return undefined
   return domainToASCII(unicode) === ascii ? ascii : undefined
 }
