@@ -344,12 +344,12 @@ public class Scenario {
 
     step("list the audit events of what was stored");
     AuditEventList events = new AuditApi(client).listAuditEvents(
-        ORGANIZATION, null, EventName.SECRET_STORE, null, null, null, null, null, null);
+        ORGANIZATION, null, EventName.SECRET_STORE, null, null, null, null, null, null, null, null, null);
     expect(events.getData().size() == 5, events);
 
     step("count the audit events of each day");
     List<AuditEventCount> counts =
-        new AuditApi(client).countAuditEvents(ORGANIZATION, null, null, null, null, null).getData();
+        new AuditApi(client).countAuditEvents(ORGANIZATION, null, null, null, null, null, null, null, null).getData();
     expect(counts.size() == 31 && counts.stream().anyMatch(one -> one.getAttributes().getCount() > 5), counts);
 
     step("export the audit events of what was stored");
