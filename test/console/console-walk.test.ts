@@ -233,6 +233,8 @@ for (const width of sample(SIZES, 2)) {
     await said(page, 'Removed COLOUR from backend / live.')
     await button(page, 'Undo').click()
     await said(page, 'Undone: backend / live is as it was before.')
+    // Until the page has the name of this level again, it shows the history of the level above.
+    await button(page, 'Remove name COLOUR').waitFor()
     await button(page, 'History COLOUR').click()
     const changes = page.getByRole('region', { name: 'Changes of COLOUR' })
     await changes.getByText('through Console, version').first().waitFor()
