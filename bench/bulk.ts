@@ -152,7 +152,7 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
     }
     return {
       ...row,
-      version: first + (i + 1) * versions - 1,
+      version: first + (versions - 1) * levels.length + i,
       version_bytes: versions * size_bytes,
       mac: macOf(db, 'secrets', row)
     }
@@ -171,9 +171,10 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
   const total = levels.length * versions
   for (let from = 0; from < total; from += together) {
     const rows = Array.from({ length: Math.min(together, total - from) }, (_, i) => {
-      const number = Math.floor((from + i) / versions)
+      const number = (from + i) % levels.length
       const { id: history_id, level_id, size_bytes } = documents[number]!
-      const revision = (from + i) % versions + 1
+      // As in the service, the times of revisions grow with the ids.
+      const revision = Math.floor((from + i) / levels.length) + 1
       const context = { organization_id, secret_id: history_id, level_id, key_version: 1 }
       const id = first + from + i
       return {

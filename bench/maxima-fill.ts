@@ -74,6 +74,9 @@ export async function fillMaxima (opened: Opened, sql: Sql, { id, token }: Tenan
     await sql`UPDATE ${sql(table)} SET description = repeat('ж', 2000) WHERE organization_id = ${id}`
   }
   // The two versions of each document get different times, so that a dry run and a comparison of times open both.
+  for (const table of ['projects', 'targets', 'environments', 'secrets']) {
+    await sql`UPDATE ${sql(table)} SET created_at = now() - interval '2 days' WHERE organization_id = ${id}`
+  }
   await sql`UPDATE secret_versions SET created_at = now() - interval '1 day'
     WHERE organization_id = ${id} AND revision = 1`
   for (const slugs of Object.values(kinds)) {
