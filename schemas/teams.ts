@@ -2,8 +2,8 @@ import { Type, type Static } from '@sinclair/typebox'
 import { MemberInPath, RoleInBody } from './members.ts'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Answer, Body, CREATE_NAMED, Example, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource, Slug,
-  Timestamp, Ulid, UPDATE_NAMED
+  Answer, Body, CREATE_NAMED, Described, Example, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource,
+  Slug, Timestamp, Ulid, UPDATE_NAMED
 } from './shapes.ts'
 import { Inherited, InheritedWarning, NamesOfRestrictions } from './tokens.ts'
 import { ProjectRole, RoleName } from './users.ts'
@@ -52,7 +52,7 @@ export type ExceptStatus = (typeof EXCEPT_STATUSES)[number]
  * `project` can only be the project of the path.
  */
 export const TeamRestriction = Type.Object({
-  project: Type.Optional(Slug),
+  project: Type.Optional(Described(Slug, { description: 'the project of the path, which need not be sent' })),
   target: Type.Optional(Slug),
   environment: Type.Optional(Slug),
   except_status: Type.Optional(OneOf(EXCEPT_STATUSES, {

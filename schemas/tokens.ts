@@ -27,7 +27,10 @@ const StillInherited = Type.Optional(Type.String({
 export const Restriction = Type.Object({
   project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug), inherited: Inherited
 }, {
-  title: 'Restriction', additionalProperties: false, examples: [{ project: 'orbit', target: 'backend' }]
+  title: 'Restriction',
+  description: '`environment` and `inherited: true` go only with `target`',
+  additionalProperties: false,
+  examples: [{ project: 'orbit', target: 'backend' }]
 })
 export type Restriction = Static<typeof Restriction>
 

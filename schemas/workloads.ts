@@ -70,8 +70,8 @@ const CLUSTER = {
 
 const Claims = Type.Unsafe<Claims>(Type.Object({}, {
   title: 'WorkloadClaims',
-  description: 'claims at the top level of the token: the exact value, or a list of values; at most 16 KiB. `true` and ' +
-    '`"true"` differ. Only `ref` can end in `/*`, for all values that begin with the text before the `*`. ' +
+  description: 'claims at the top level of the token: the exact value, or a list of values; at most 16 KiB. A name has ' +
+    `1 to ${CLAIM_LIMITS.name} characters, and no control characters. ` + '`true` and `"true"` differ. Only `ref` can end in `/*`, for all values that begin with the text before the `*`. ' +
     'With the preset `kubernetes`, `kubernetes.io/…` is a member of the nested claim `kubernetes.io`',
   additionalProperties: ClaimValues,
   minProperties: 1,
@@ -107,7 +107,8 @@ export const JWKS_BYTES = 32 * 1024
 const JwkSet = Type.Object({ keys: Type.Array(Jwk, { minItems: 1, maxItems: 20 }) }, {
   title: 'JsonWebKeySet',
   additionalProperties: false,
-  description: 'the public keys of an issuer that the service cannot reach, such as a cluster; at most 32 KiB',
+  description: 'the public keys of an issuer that the service cannot reach, such as a cluster; at most 32 KiB. ' +
+    'One is of the kind RSA, EC or OKP, and none is private or symmetric',
   examples: [{ keys: [{ kty: 'OKP', crv: 'Ed25519', kid: 'k1', x: '11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo' }] }]
 })
 export type JwkSet = Static<typeof JwkSet>
