@@ -51,6 +51,10 @@ async function serve (config: Config, env: Environment): Promise<number> {
 async function serveAlone (config: Config, env: Environment): Promise<number> {
   // Registered before the start, so that a signal during the start also stops the service gracefully.
   const { interrupted, signal } = untilSignal()
+  // In the same turn, because a signal without a handler ends the process at once.
+  interrupted.addEventListener('abort', () => {
+    for (const name of SIGNALS) process.once(name, () => process.exit(1))
+  })
   const operator = createOperator()
   return run(config, {
     interrupted,
@@ -64,7 +68,6 @@ async function serveAlone (config: Config, env: Environment): Promise<number> {
     },
     async end (app) {
       app.log.info({ signal: await signal }, 'stopping')
-      for (const name of SIGNALS) process.once(name, () => process.exit(1))
     }
   })
 }
