@@ -253,6 +253,7 @@ t.test('no published operation parses a body of many members, and each bounds it
     }
     for (const [path, read] of [['store', '404'], ['retrieve', '422']] as const) {
       t.equal(await send(path, 60_000, 1), '413', `${path} in chunks of a byte`)
+      t.equal(await send(path, 10_000, 1), '413', `${path} in chunks that come before the access checks end`)
       t.equal(await send(path, 1_500, 1), read, `${path} of few chunks of a byte`)
       t.equal(await send(path, 60_000, 100), read, `${path} in chunks of 100 bytes`)
     }
