@@ -759,7 +759,28 @@ t.test('embedded', async t => {
     })
     for (const { stdin } of starters) stdin!.end()
     const said = await Promise.all(saying)
-    t.equal(said.filter(text => text.includes('it is mine')).length, 1, said.map(text => text.slice(-200)).join('\n'))
+    t.equal(said.filter(text => text.includes('it is mine')).length, 1, said.join('\n'))
     t.equal(said.filter(text => /in use by process|being opened/.test(text)).length, starters.length - 1)
+  })
+
+  await t.test('RL-04 of two starters that find each other, the earlier one opens', async t => {
+    const later = net.createServer(socket => {
+      socket.end('2\n')
+      // The later starter has found the earlier one, and gives up.
+      later.close()
+    })
+    const link = fs.linkSync
+    t.intercept(fs, 'linkSync', {
+      value: (from: string, to: string) => {
+        fs.linkSync = link
+        link(from, to)
+        later.listen(to.replace(/\d+$/, number => String(Number(number) + 1)))
+      },
+      writable: true
+    })
+    const database = await connect({ dir, pool: 1 })
+    await t.rejects(connect({ dir, pool: 1 }), /in use by process/)
+    await database.ping()
+    await database.close()
   })
 })

@@ -1,6 +1,7 @@
 import fs from 'node:fs'
 import net from 'node:net'
 import path from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
 
 /** Another process has locked the directory. */
 export class DirectoryLocked extends Error {
@@ -12,14 +13,35 @@ export class DirectoryLocked extends Error {
   }
 }
 
+/** Another process, which began to lock the directory after this one, was met while both were still checking. */
+class LaterStarter extends DirectoryLocked {}
+
+// How often, and how many milliseconds apart, the earlier of two starting processes tries to lock the directory.
+const ATTEMPTS = 20
+const PAUSE = 100
+
 /**
  * Locks a directory for the life of this process; throws DirectoryLocked. The lock is a listening Unix socket in the
  * directory. So the kernel knows whether the owner is alive, also between containers that share a volume.
  *
  * Sockets are numbered. A dead socket is never replaced; the new socket gets the next number. Two starting processes
  * cannot create the same number. After a process has created its socket, it gives up if it finds another live socket.
+ * If two processes find each other, the one with the lower number tries again, so that exactly one gets the lock.
  */
 export async function lockDirectory (dir: string): Promise<() => void> {
+  let isEarlier = false
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await tryToLock(dir)
+    } catch (error) {
+      isEarlier ||= error instanceof LaterStarter
+      if (!isEarlier || attempt === ATTEMPTS) throw error
+      await sleep(PAUSE)
+    }
+  }
+}
+
+async function tryToLock (dir: string): Promise<() => void> {
   const { base, close } = openDirectory(dir)
   const server = net.createServer(socket => {
     // The write fails if this process was blocked for longer than the client waits.
@@ -32,7 +54,7 @@ export async function lockDirectory (dir: string): Promise<() => void> {
   }
   try {
     await refuseLiving(base, dir)
-    const number = 1 + Math.max(0, ...locks(base).map(name => Number(name.slice(5))))
+    const number = 1 + Math.max(0, ...numbers(base))
     // Not the process id: containers that share a volume have equal ids, and one would link the socket of the other.
     const starting = `${base}/starting.${Math.floor(Math.random() * Number.MAX_SAFE_INTEGER)}`
     await listen(server, starting)
@@ -46,7 +68,7 @@ export async function lockDirectory (dir: string): Promise<() => void> {
       fs.rmSync(starting, { force: true })
     }
     try {
-      await refuseLiving(base, dir, mine)
+      await refuseLiving(base, dir, number)
     } catch (error) {
       fs.rmSync(`${base}/${mine}`, { force: true })
       throw error
@@ -87,7 +109,7 @@ export async function removeUnlocked (parent: string, beginning: string, content
     const dir = path.join(parent, name)
     try {
       const isOurs = fs.readdirSync(dir).every(name => name === content || OWN.test(name))
-      if (!isOurs || locks(dir).length === 0) continue
+      if (!isOurs || numbers(dir).length === 0) continue
       const unlock = await lockDirectory(dir)
       try {
         fs.rmSync(dir, { recursive: true, force: true })
@@ -102,12 +124,15 @@ export async function removeUnlocked (parent: string, beginning: string, content
 
 // Files that the lock creates in a directory.
 const OWN = /^(lock|starting)\.\d+$/
-const locks = (dir: string) => fs.readdirSync(dir).filter(name => /^lock\.\d+$/.test(name))
+const numbers = (dir: string) =>
+  fs.readdirSync(dir).filter(name => /^lock\.\d+$/.test(name)).map(name => Number(name.slice('lock.'.length)))
 
-async function refuseLiving (base: string, dir: string, mine?: string) {
-  for (const name of locks(base).filter(name => name !== mine)) {
-    const pid = await holder(`${base}/${name}`)
-    if (pid) throw new DirectoryLocked(dir, `is in use by process ${pid}: stop the service first, because one process at a time can use the directory`)
+async function refuseLiving (base: string, dir: string, mine?: number) {
+  for (const number of numbers(base).filter(number => number !== mine)) {
+    const pid = await holder(`${base}/lock.${number}`)
+    if (!pid) continue
+    const Locked = mine !== undefined && mine < number ? LaterStarter : DirectoryLocked
+    throw new Locked(dir, `is in use by process ${pid}: stop the service first, because one process at a time can use the directory`)
   }
 }
 
