@@ -28,6 +28,8 @@ export interface Shape {
   format?: 'env' | 'json' | 'yaml'
   /** The document of a level, by its number in the order project, targets, environments; default: a small one. */
   documentOf?: (level: number) => string
+  /** The document of a level in all versions before the last; default: the same. */
+  earlierOf?: (level: number) => string
 }
 
 export const levelsOf = ({ targets, environments }: Shape): number => 1 + targets * (1 + environments)
@@ -55,9 +57,12 @@ export async function makeProject (
   const project_id = ulid()
   const keyId = { organization_id: organization.id, project_id, version: 1 }
   const key = await makeServerKey(keyring, keyId, undefined, ITERATIONS)
-  const { versions, nameOf = (slug) => slug, documentOf = () => DOCUMENT } = shape
+  const { versions, nameOf = (slug) => slug, documentOf = () => DOCUMENT, earlierOf } = shape
   const dataKey = keyring.unwrapKey(key.data_key!, keyContext(keyId, 'data_key'))
-  const blobs = Array.from({ length: versions > 0 ? levelsOf(shape) : 0 }, (_, i) => sealBlob(dataKey, documentOf(i)))
+  const blobsOf = (textOf: (level: number) => string) =>
+    Array.from({ length: versions > 0 ? levelsOf(shape) : 0 }, (_, i) => sealBlob(dataKey, textOf(i)))
+  const blobs = blobsOf(documentOf)
+  const earlier = earlierOf === undefined ? blobs : blobsOf(earlierOf)
   await database.maintain(async (db) => {
     setAuthority(db, findAuthority(database.db))
     await db.execute(sql`SET LOCAL synchronous_commit = off`)
@@ -72,7 +77,7 @@ export async function makeProject (
       history_policy: 'keep'
     }, key)
     const levels = await makeLevels(db, organization.id, project_id, shape)
-    if (versions > 0) await makeDocuments(db, { keyring, organization, project_id, levels, blobs, versions })
+    if (versions > 0) await makeDocuments(db, { keyring, organization, project_id, levels, blobs, earlier, versions })
   })
 }
 
@@ -121,12 +126,13 @@ const DOCUMENT_COLUMNS = sql`id char(26), project_id char(26), target_id char(26
 const VERSION_COLUMNS = sql`id bigint, history_id char(26), action varchar, revision bigint, sealed text,
   size_bytes int`
 
-async function makeDocuments (db: Db, { keyring, organization, project_id, levels, blobs, versions }: {
+async function makeDocuments (db: Db, { keyring, organization, project_id, levels, blobs, earlier, versions }: {
   keyring: Keyring
   organization: { id: string, storage_key: Buffer }
   project_id: string
   levels: readonly Level[]
   blobs: readonly string[]
+  earlier: readonly string[]
   versions: number
 }): Promise<void> {
   const { id: organization_id } = organization
@@ -153,11 +159,11 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
     return {
       ...row,
       version: first + (versions - 1) * levels.length + i,
-      version_bytes: versions * size_bytes,
+      version_bytes: size_bytes + (versions - 1) * sizeOf(earlier[i]!),
       mac: macOf(db, 'secrets', row)
     }
   })
-  const longest = Math.max(...blobs.map((blob) => blob.length))
+  const longest = Math.max(...blobs.map((blob) => blob.length), ...earlier.map((blob) => blob.length))
   const together = Math.max(1, Math.min(TOGETHER, Math.floor(MAX_BATCH / longest)))
   await inBatches(documents, (rows) => db.execute(sql`
     WITH its AS (SELECT * FROM ${rowsOf(organization_id, rows, DOCUMENT_COLUMNS)} r),
@@ -172,18 +178,19 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
   for (let from = 0; from < total; from += together) {
     const rows = Array.from({ length: Math.min(together, total - from) }, (_, i) => {
       const number = (from + i) % levels.length
-      const { id: history_id, level_id, size_bytes } = documents[number]!
+      const { id: history_id, level_id } = documents[number]!
       // As in the service, the times of revisions grow with the ids.
       const revision = Math.floor((from + i) / levels.length) + 1
       const context = { organization_id, secret_id: history_id, level_id, key_version: 1 }
       const id = first + from + i
+      const blob = (revision === versions ? blobs : earlier)[number]!
       return {
         id,
         history_id,
         action: revision === 1 ? 'create' : 'update',
         revision,
-        sealed: sealVersion(storageKey, context, id, revision, blobs[number]!),
-        size_bytes
+        sealed: sealVersion(storageKey, context, id, revision, blob),
+        size_bytes: sizeOf(blob)
       }
     })
     await db.execute(sql`

@@ -20,6 +20,9 @@ import { makeProject } from './bulk.ts'
 import { DOCUMENTS, FORMATS, OTHER_DOCUMENTS } from './documents.ts'
 import type { Tenant } from './seed.ts'
 
+/** The kind, and the project, of more levels than a dry run looks at. It is for restores to a moment only. */
+export const MANY = 'many'
+
 export type Sizes = Record<'levels' | 'versions' | 'projects' | 'tokens' | 'members' | 'events', number>
 export interface Filled {
   /** Tokens of callers. */
@@ -52,7 +55,15 @@ export async function fillMaxima (opened: Opened, sql: Sql, { id, token }: Tenan
   for (const [kind, documentOf] of Object.entries(contents)) {
     const slug = `docs-${kind}`
     await makeProject(opened, organization!, {
-      slug, targets: 1, environments: sizes.levels - 2, versions: 2, nameOf: longName, documentOf, format: FORMATS[kind] ?? 'env'
+      slug,
+      targets: 1,
+      environments: sizes.levels - 2,
+      versions: 2,
+      nameOf: longName,
+      documentOf,
+      format: FORMATS[kind] ?? 'env',
+      // Another document than that of the last version, so that a restore and a comparison of times find changes.
+      earlierOf: (level) => documentOf(level + 1)
     })
     kinds[kind] = { project: slug, target: 'target-0', environment: 'env-0' }
   }
@@ -60,6 +71,8 @@ export async function fillMaxima (opened: Opened, sql: Sql, { id, token }: Tenan
     slug: 'history', targets: 0, environments: 0, versions: sizes.versions, nameOf: longName, documentOf: DOCUMENTS.value
   })
   kinds.history = { project: 'history' }
+  await makeProject(opened, organization!, { slug: MANY, targets: 150, environments: 200, versions: 2, earlierOf: () => 'A=1' })
+  kinds[MANY] = { project: MANY }
   for (const shape of [{ slug: 'wide', targets: 1_000, environments: 1 }, { slug: 'tall', targets: 1, environments: 1_000 }]) {
     await makeProject(opened, organization!, { ...shape, versions: 0, nameOf: longName })
   }

@@ -16,7 +16,7 @@ import { OPERATIONS, READS, requestOf, type Row } from '../test/helpers/operatio
 import { startPostgres } from '../test/helpers/postgres.ts'
 import { DOCUMENTS, OTHER_DOCUMENTS } from './documents.ts'
 import { withServiceHere } from './event-loop.ts'
-import { fillMaxima, longName, type Filled } from './maxima-fill.ts'
+import { fillMaxima, longName, MANY, type Filled } from './maxima-fill.ts'
 import { cpuWithChildren } from './processes.ts'
 import { makeTenants, type Tenant } from './seed.ts'
 import { median } from './table.ts'
@@ -207,7 +207,8 @@ async function measureAll (url: string, { callers, ids, kinds }: Filled): Promis
     const isOfDocuments = row.at.includes('{project}') || row.at.includes('/secrets')
     const all: Measured[] = []
     for (const [caller, token] of Object.entries(callers)) {
-      const some = Object.entries(kinds).filter(([kind]) => isOfDocuments && (caller === 'owner' || kind === 'json'))
+      const some = Object.entries(kinds).filter(([kind]) => isOfDocuments && (caller === 'owner' || kind === 'json') &&
+        (kind !== MANY || operation === 'restoreProject'))
       const lists = ['wide', 'tall'].map((project) => [project, { project, target: 'target-0', environment: 'env-0' }] as const)
       const on = row.at.includes('/secrets') || row.at.includes('restore-to') ? some : isOfDocuments ? lists : [['', {}] as const]
       for (const [kind, slugs] of on) {

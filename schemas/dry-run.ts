@@ -2,8 +2,11 @@ import { Type, type Static } from '@sinclair/typebox'
 import { LevelName } from './levels.ts'
 import { Answer, Example, Flag, NameList, Nullable, OneOf, Slug, exampleOf } from './shapes.ts'
 
-/** Limits of a dry run of several levels, which ends after `levels` levels, or after the level that reaches `bytes`. */
-export const DRY_RUN_LIMITS = { levels: 200, bytes: 8 * 1024 * 1024 } as const
+/**
+ * Limits of a dry run of several levels, which ends after `levels` levels, or after the level that reaches `bytes`, and
+ * looks at `written` of the levels that were written after a moment.
+ */
+export const DRY_RUN_LIMITS = { levels: 200, bytes: 8 * 1024 * 1024, written: 10_000 } as const
 
 export const DryRunQuery = Type.Object({
   dry_run: Type.Optional(Flag({

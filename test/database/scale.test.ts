@@ -617,7 +617,7 @@ t.test('an operation on very many rows of a tenant reads each a few times, even 
   const [project] = await service.sql(`SELECT * FROM projects WHERE organization_id = '${organization}'`) as unknown as
     [KeyState]
   const work: Record<string, (db: Db) => Promise<unknown>> = {
-    'levels of a moment': async (db) => listChangedLevels(db, project, new Date(), null),
+    'levels of a moment': async (db) => listChangedLevels(db, project, new Date(), null, null),
     'versions under a new key': async (db) => moveVersions(db, project, versions.map((id) =>
       ({ id, sealed: Buffer.of(1), size_bytes: 1 }))),
     'versions that waited': async (db) => findWaiting(db, { ...project, key_version: 2 }, versions, null, 'wait'),

@@ -4,7 +4,7 @@ import t, { type Test } from 'tap'
 import { sealBlob } from '../../src/crypto/blob.ts'
 import { transaction } from '../../src/changes/transaction.ts'
 import { findLevel } from '../../src/repositories/levels/levels.ts'
-import { findDocumentsAt } from '../../src/repositories/secrets/point-in-time.ts'
+import { findDocumentsAt, listChangedLevels } from '../../src/repositories/secrets/point-in-time.ts'
 import { lockProject } from '../../src/repositories/levels/projects.ts'
 import { DETAILS, ACTIVITY, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
@@ -455,6 +455,26 @@ t.test('restore-to restores changed and deleted documents, removes later ones, a
   const [sums] = await test.sql(`SELECT stored_bytes::int AS counted,
     (SELECT sum(size_bytes + version_bytes)::int FROM secrets WHERE ${its}) AS kept FROM organization_counters WHERE ${its}`)
   t.equal(sums!.counted, sums!.kept, 'bytes are counted')
+})
+
+t.test('of many levels that were written since, a limited list has the first, and counts the others', async (t) => {
+  const at = await makeLevel(owner, { name: 'Many' })
+  const moment = await now()
+  const made: string[] = []
+  for (const level of levelsOf(at)) made.push((await put(level, 'A=1')).secret_id)
+  await rotate(at)
+  const { project } = (await findLevel(test.database.reads, owner.organization, { project: at.project }, 'place'))!
+  const list = async (limit: number | null, time = moment) => {
+    const found = await listChangedLevels(test.database.reads, project, new Date(time), null, limit)
+    if (typeof found !== 'object') throw new Error(String(found))
+    return { ids: found.levels.map(({ id }) => id), unread: found.unread }
+  }
+  made.sort()
+  for (const [limit, some] of [[null, 3], [1, 1], [2, 2], [3, 3], [4, 3]] as const) {
+    t.same(await list(limit), { ids: made.slice(0, some), unread: 3 - some }, String(limit))
+  }
+  await put({ project: at.project }, 'A=2')
+  t.same((await list(1, await now())), { ids: [], unread: 0 }, 'nothing was written since')
 })
 
 t.test('a level created again under the name of a deleted level has none of its documents', async (t) => {

@@ -5,7 +5,7 @@ import { preparedSql, requireAuthentic, tampered, type Authenticated, type Db } 
 import { andOwn } from '../../db/postgres/engine.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { joined } from '../../db/rows/joined.ts'
-import { numberOf, queryRows } from '../../db/rows/query.ts'
+import { numberOf, queryRow, queryRows } from '../../db/rows/query.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
 import type { KeyRow, KeyState } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
@@ -195,19 +195,30 @@ export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'tar
   locked: boolean
 }
 
+/** The levels of a project that a restore to a moment would change. */
+export interface ChangedLevels {
+  levels: ChangedLevel[]
+  /** The number of levels that were written after the moment and not read, because of the limit. */
+  unread: number
+}
+
 /**
- * The levels of a locked project whose documents differ, or may differ, from the documents at a moment. Omits levels
- * that only key rotations have changed since the moment. `future` if the moment is later than the database's clock;
- * undefined if the project did not exist at the moment.
+ * The levels of a project whose documents differ, or may differ, from the documents at a moment, by their ids. Omits
+ * levels that only key rotations have changed since the moment. Reads at most `limit` of the levels that were written
+ * after the moment; null for all. `future` if the moment is later than the database's clock; undefined if the project
+ * did not exist at the moment.
  */
 export async function listChangedLevels (
-  db: Db, project: KeyState, at: Date, retentionDays: number | null
-): Promise<ChangedLevel[] | 'future' | undefined> {
+  db: Db, project: KeyState, at: Date, retentionDays: number | null, limit: number | null
+): Promise<ChangedLevels | 'future' | undefined> {
   const own: Own = (column) => andOwn(column, project.organization_id)
   const rotated = sql`FROM secret_versions r WHERE r.organization_id = s.organization_id
     AND r.history_id = s.history_id AND r.id > v.id${own(sql`r.organization_id`)}`
+  const moment = momentOf(sql`${project.organization_id}`, sql`${at.getTime()}`)
+  const written = sql`FROM secrets WHERE organization_id = ${project.organization_id} AND project_id = ${project.id}
+    AND updated_at > moment.at`
   const rows = await queryRows<RawLevel>(db, sql`
-    WITH RECURSIVE ${momentOf(sql`${project.organization_id}`, sql`${at.getTime()}`)}, ${halves(own)}
+    WITH RECURSIVE ${moment}, ${halves(own)}
     SELECT ${IS_FUTURE} AS is_future, EXISTS (SELECT FROM projects WHERE organization_id = moment.organization_id
       AND id = ${project.id} AND created_at <= moment.at${own(OF_TABLE)}) AS was_there, its.*
     FROM moment CROSS JOIN cut LEFT JOIN LATERAL (
@@ -216,8 +227,7 @@ export async function listChangedLevels (
         ${isLocked(sql`${retentionDays}`)} AS locked,
         CASE WHEN v.action <> 'delete' AND NOT EXISTS (SELECT ${rotated} AND r.action <> 'rotate')
           THEN (SELECT count(*) ${rotated}) = s.revision - v.revision ELSE false END AS is_rotated
-      FROM secrets s ${versions(own)}
-      WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.updated_at > moment.at
+      FROM (SELECT * ${written} ORDER BY id LIMIT ${limit}::bigint) s ${versions(own)}
     ) AS its ON true
     ORDER BY its.id`)
   const [first] = rows
@@ -227,12 +237,16 @@ export async function listChangedLevels (
     row.id !== null && !row.is_rotated && (row.held !== 'none' || row.is_stored))
   const unknown = changed.find(({ held }) => held === 'unknown')
   const path = unknown && await pathTo(db, project.organization_id, unknown)
-  return changed.map((row) => ({
+  const levels = changed.map((row) => ({
     ...row,
     path: row.id === unknown?.id ? path! : null,
     version: numberOf(row.version),
     version_created_at: row.version_created_at === null ? null : new Date(row.version_created_at)
   }))
+  if (rows.length !== limit) return { levels, unread: 0 }
+  const { count } = await queryRow<{ count: string }>(db, sql`
+    WITH ${moment} SELECT (SELECT count(*) ${written}) AS count FROM moment`)
+  return { levels, unread: Math.max(Number(count) - rows.length, 0) }
 }
 
 async function pathTo (

@@ -26,7 +26,7 @@ export interface RestorePreview {
   restored: number
   emptied: number
   unreadable: number
-  /** The number of changed levels that were not compared, because of the limits (`isFull`). */
+  /** The number of levels that were not compared, because of the limits (`isFull`, `DRY_RUN_LIMITS`). */
   more: number
   /** The current documents that were compared. */
   opened: SecretRow[]
@@ -42,9 +42,10 @@ export async function previewRestore (
 ): Promise<RestorePreview> {
   const { vault, db, storageKey, waitFor, work, pace } = context
   const { plan } = organization
-  const changed = await waitFor(listChangedLevels(db, project, at, plan.retention_days))
-  if (changed === undefined) return fail('not_found', { resource: 'project', at })
-  if (changed === 'future') return refuse('at', 'Lies in the future')
+  const listed = await waitFor(listChangedLevels(db, project, at, plan.retention_days, DRY_RUN_LIMITS.written))
+  if (listed === undefined) return fail('not_found', { resource: 'project', at })
+  if (listed === 'future') return refuse('at', 'Lies in the future')
+  const { levels: changed, unread } = listed
   requireKeptAt(changed, plan)
   const preview: RestorePreview = { levels: [], restored: 0, emptied: 0, unreadable: 0, more: 0, opened: [] }
   const found: { state: LevelState, level: PlannedLevel }[] = []
@@ -68,7 +69,7 @@ export async function previewRestore (
   }
   if (growth > 0) requireBytes(plan, await waitFor(findStoredBytes(db, organization.id)), growth)
   found.sort((one, other) => comparePositions(positionOf(one.state), positionOf(other.state)))
-  return { ...preview, levels: found.map(({ level }) => level), more: changed.length - compared }
+  return { ...preview, levels: found.map(({ level }) => level), more: changed.length - compared + unread }
 
   function isFull (): boolean {
     return compared >= DRY_RUN_LIMITS.levels || bytes >= DRY_RUN_LIMITS.bytes || (compared > 0 && isSpent(context))

@@ -51,9 +51,10 @@ export function restorationOf (
     const key = await findActiveKeyOf(db, project)
     const storageKey = storageKeyOf(vault.keyring, organization)
     const held: LockedProject = { vault, db, actor, organization, project, key, storageKey }
-    const levels = await listChangedLevels(db, project, at, organization.plan.retention_days)
-    if (levels === undefined) return fail('not_found', { resource: 'project', at })
-    if (levels === 'future') return refuse('at', 'Lies in the future')
+    const found = await listChangedLevels(db, project, at, organization.plan.retention_days, null)
+    if (found === undefined) return fail('not_found', { resource: 'project', at })
+    if (found === 'future') return refuse('at', 'Lies in the future')
+    const { levels } = found
     requireKeptAt(levels, organization.plan)
     const toRestore = levels.filter((level): level is Restored => level.held === 'version')
     const toEmpty = levels.filter(({ held }) => held === 'none')
