@@ -48,11 +48,11 @@ export function bindingOf (service: Service, organization: string, place: string
   return kept && { service: kept, organization, place }
 }
 
-/** Keeps loaded values. A cache that cannot be written stops nothing. */
-export function keep (binding: Binding, loaded: Loaded): void {
+/** Keeps values that were asked for at a time in milliseconds. A cache that cannot be written stops nothing. */
+export function keep (binding: Binding, loaded: Loaded, at: number): void {
   const iv = randomBytes(12)
   const cipher = createCipheriv('aes-256-gcm', keyOf(binding.service), iv).setAAD(boundTo(binding))
-  const text = JSON.stringify({ at: Date.now(), loaded } satisfies Sealed)
+  const text = JSON.stringify({ at, loaded } satisfies Sealed)
   const sealed = Buffer.concat([iv, cipher.update(text, 'utf8'), cipher.final(), cipher.getAuthTag()])
   if (sealed.length > MAX_BYTES) return
   try {

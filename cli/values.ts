@@ -206,9 +206,10 @@ export async function loadOrRecall (
   const binding = bindingOf(at.service, at.named ?? '', textOfPlace(at.place))
   const maxStale = secondsOf(options.maxStale ?? '24h')
   if (options.offline === true) return { at, loaded: recallAndTell('') }
+  const asked = Date.now()
   try {
     const loaded = await withShortLookups(() => load(at))
-    if (options.cache !== false && binding !== undefined) keep(binding, loaded)
+    if (options.cache !== false && binding !== undefined) keep(binding, loaded, asked)
     return { at, loaded }
   } catch (error) {
     if (endedBy(error) === 'place' && binding !== undefined) forget(binding)

@@ -1,11 +1,13 @@
 // runs: one database, embedded; 20 s
 import { spawnSync } from 'node:child_process'
+import { once } from 'node:events'
 import { chmodSync, readdirSync, readFileSync, utimesSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { startApp } from '../helpers/app.ts'
 import { run as runProgram } from '../helpers/process.ts'
 import { asToken, CLIENT, clientHome, otherServer, PLACE, placeWith } from '../helpers/strongroom.ts'
+import { until } from '../helpers/until.ts'
 
 // The cached copy serves while the service is away, and at no other time.
 
@@ -15,12 +17,21 @@ const show = ['--', 'sh', '-c', 'printf %s "$A"']
 /** A client behind a server that can answer in place of the service. */
 async function behind (t: Parameters<typeof clientHome>[0]) {
   const caller = await placeWith(service, 'A=1\n')
-  const state: { status?: number, headers?: Record<string, string>, body?: string, silent?: boolean } = {}
+  const state: {
+    status?: number,
+    headers?: Record<string, string>,
+    body?: string,
+    silent?: boolean
+    /** The responses of the service with documents wait for this. */
+    held?: Promise<unknown>
+  } = {}
   const address = await service.listen()
   const other = await otherServer(t, (request, response) => {
     if (state.silent === true) return
     if (state.status !== undefined) { response.writeHead(state.status, state.headers).end(state.body); return }
+    const { held } = state
     fetch(`${address}${request.url}`, { headers: { authorization: request.headers.authorization! } }).then(async (found) => {
+      if (request.url!.includes('/secrets')) await held
       response.writeHead(found.status, { 'x-api-version': '1', 'content-type': found.headers.get('content-type')! }).end(await found.text())
     }, () => response.destroy())
   })
@@ -100,11 +111,23 @@ t.test('after a refusal, the cached copy is not used while the service is away, 
   }
 })
 
+t.test('values that were asked for before a refusal are not used as a copy after it', async (t) => {
+  const { run, state, other } = await behind(t)
+  const hold = new AbortController()
+  state.held = once(hold.signal, 'abort')
+  const slow = run(['run', PLACE, ...show])
+  await until(() => other.requests.some(({ url }) => url!.includes('/secrets')))
+  Object.assign(state, { status: 401, headers: { 'x-api-version': '1', 'content-type': 'application/json' }, body: '{"error":"refused","message":"No."}' })
+  t.equal((await run(['run', PLACE, ...show])).code, 125)
+  hold.abort()
+  t.match(await slow, { code: 0, stdout: '1' })
+  t.match(await run(['run', '--offline', PLACE, ...show]), { code: 125, stdout: '', stderr: /no cached copy/ })
+})
+
 t.test('a short 429 is waited for, and the values are new', async (t) => {
   const { run, state, other } = await behind(t)
   Object.assign(state, { status: 429, headers: { 'x-api-version': '1', 'retry-after': '1', 'content-type': 'application/json' }, body: '{"error":"rate_limit_exceeded"}' })
   const running = run(['run', PLACE, ...show])
-  const { until } = await import('../helpers/until.ts')
   await until(() => other.requests.length > 0)
   state.status = undefined
   t.match(await running, { code: 0, stdout: '1', stderr: '' })
