@@ -144,15 +144,16 @@ t.test('many levels of restrictions are looked up in steps, without their descri
       'development', false
     FROM targets t CROSS JOIN generate_series(1000, 2199) n WHERE t.organization_id = '${o}'`)
   // Twelve tokens and rules, with a hundred environments each.
-  const slices = `(SELECT jsonb_agg(jsonb_build_object(
+  const slicesOf = (table: string) => `(SELECT jsonb_agg(jsonb_build_object(
       'project_id', e.project_id, 'target_id', e.target_id, 'environment_id', e.id) ORDER BY e.slug)
-    FROM environments e WHERE e.organization_id = '${o}' AND e.slug LIKE 'e-' || n || '%')`
+    FROM environments e WHERE e.organization_id = ${table}.organization_id AND e.slug LIKE 'e-' || n || '%')`
   const restrictions = [{ project: 'shop' }]
   const token = { name: 'Limited', abilities: ['secret:read'], restrictions }
   t.equal((await call('POST', `/organizations/${o}/api-keys`, token)).status, 201)
   await service.write(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities,
       slices, created_at)
-    SELECT organization_id, name, sha256(token_hash || n::text::bytea), token_prefix, token_suffix, abilities, ${slices},
+    SELECT organization_id, name, sha256(token_hash || n::text::bytea), token_prefix, token_suffix, abilities,
+      ${slicesOf('api_tokens')},
       created_at + n * interval '1 minute'
     FROM api_tokens, generate_series(10, 21) n WHERE organization_id = '${o}' AND name = 'Limited'`)
   await made(`/organizations/${o}/workloads`, {
@@ -160,8 +161,8 @@ t.test('many levels of restrictions are looked up in steps, without their descri
   })
   await service.write(`INSERT INTO workload_rules (organization_id, id, name, enabled, issuer, audience, claims, scopes,
       slices, lifetime, single_use, max_assertion_age, revision, created_at)
-    SELECT organization_id, id + n, name, enabled, issuer, audience, claims, scopes, ${slices}, lifetime, single_use,
-      max_assertion_age, revision, created_at + n * interval '1 minute'
+    SELECT organization_id, id + n, name, enabled, issuer, audience, claims, scopes, ${slicesOf('workload_rules')}, lifetime,
+      single_use, max_assertion_age, revision, created_at + n * interval '1 minute'
     FROM workload_rules, generate_series(10, 21) n WHERE organization_id = '${o}'`)
   const lists = Array.from({ length: 12 }, (_, list) =>
     Array.from({ length: 100 }, (_, i) => ({ ...TARGET, environment: `e-${1000 + 100 * list + i}` })))

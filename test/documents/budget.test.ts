@@ -125,7 +125,7 @@ t.test('a search by roles with very many restrictions ends its page early, and f
     await test.write(`INSERT INTO team_members (organization_id, team_id, user_id) VALUES ('${o}', '${id}', ${person.id})`)
     await test.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role, slices)
       SELECT e.organization_id, '${id}', e.project_id, 'developer', jsonb_agg(jsonb_build_object('project_id', e.project_id,
-        'target_id', e.target_id, 'environment_id', CASE n WHEN 0 THEN e.id ELSE left(e.id, 20) || lpad(n::text, 6, '0') END))
+        'target_id', e.target_id, 'environment_id', CASE WHEN n = 0 THEN e.id ELSE left(e.id, 20) || lpad(n::text, 6, '0') END))
       FROM environments e CROSS JOIN generate_series(0, 49) n WHERE e.organization_id = '${o}' GROUP BY 1, 2, 3`)
   }
   const call = await callAs(test, person)
