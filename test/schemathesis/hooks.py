@@ -22,21 +22,28 @@ RULES = {
     "a member goes with another, or without it": re.compile(
         r"^Only allowed with |^Send exactly one of |^Required|^Not allowed with (?:level|scope) "
         r"|^\* cannot be combined |^The \w+ already holds the key|^Already used for a key |of the current key$"
+        r"|^Only with a target|^Expected `guest` with a place$|^The path has no (?:target|environment): "
+        r"|^Expected the project of the path$|^The preset needs |^Expected a target, an environment or except_status$"
     ),
     "a moment, an address or an encoding is narrower than its pattern": re.compile(
         r"^NUL characters are not allowed|^Expected an e-mail address|^Expected base64 of |^This word is reserved"
         r"|^Expected a time (?:in the future|before )|^At most \d+ days before |^Lies in the future|^Expected an RFC 3339 time"
         r"|^Larger than 1 MiB when sealed|^must be a text of .* without control and direction characters|content has to be encrypted"
+        r"|^Expected names of 1 to 128 characters, without control characters$|^Expected a key of the kind "
+        r"|^Expected an https URL without "
+        r"|^Expected an exact value\. Only `ref` |^Not a claim of a rule: |^Expected at most \d+ KiB as JSON$"
     ),
     "a format does not hold each name and value, and a change names each once": re.compile(
-        r"cannot hold this name with this value|^An alias in the document refers|^Also in `set`|^A name has at most "
+        r"cannot hold this name with this value|^An alias in the document refers|^(?:Also|Not) in `set`|^A name has at most "
         r"|^More than 262,144 characters|^The document would have more than |cannot hold these changes together"
-        r"|^The document is too large to try "
+        r"|^The document is too large to try |^A value of an `\.env` document is a text$"
     ),
     "a list names each thing once, and what is there; and it ends": re.compile(
         r"^Contains an? \w+ twice|^There is no such (?:project|target|environment)$|^No such payment method in |^Limit of \d+ payment methods "
     ),
 }
+
+TOO_LONG = re.compile(r"^Expected string length less or equal to \d+")
 
 LEVEL = {"project", "target", "environment"}
 
@@ -143,14 +150,19 @@ def reason(failure, case, response):
             errors = {name: said for name, said in answer["errors"].items() if not is_no_etag(name, case, response)}
             if not errors:
                 return "an ETag was made that does not match its pattern"
-            return rule_of([message for messages in errors.values() for message in messages])
-        if f"`{answer['error']}`" in raw["description"]:
+            messages = [message for messages in errors.values() for message in messages]
+            if has_double_units(case.body):
+                messages = [message for message in messages if not TOO_LONG.search(message)]
+            return rule_of(messages) if messages else "a length counts UTF-16 units"
+        if f"`{answer['error']}`" in description_of(case):
             return "the stored data does not allow it: the description of the operation lists the code"
         if answer["error"] == "idempotency_key_reused":
             return "a key of few characters came with another request before"
         refused = operation_of(case) == "revokeToken" and answer["error"] == "invalid_request"
         if refused and repeats(response.request.body):
             return "a form has each parameter once (RFC 6749, 3.1)"
+        if refused and answer["message"] == "token contains invalid characters.":
+            return "a moment, an address or an encoding is narrower than its pattern"
     if failure == "AcceptedNegativeData":
         if response.status_code == 413:
             return "a body above the limit is refused before its members are read"
@@ -183,15 +195,30 @@ def is_no_etag(name, case, response):
     return re.fullmatch(pattern, sent.decode("latin-1") if isinstance(sent, bytes) else sent) is None
 
 
+def has_double_units(body):
+    """Whether a text of the body has characters that are two units of UTF-16."""
+    return any(character > "\uffff" for character in json.dumps(body, ensure_ascii=False, default=str))
+
+
 def words_of_paths(case):
     return {word for path in case.operation.schema.raw_schema["paths"] for word in path.split("/") if "{" not in word}
 
 
+def description_of(case):
+    """The description of the operation. That of a duplicate names the operation whose errors it has, too."""
+    description = case.operation.definition.raw["description"]
+    original = re.fullmatch(r"A duplicate of `(\w+)`\.", description)
+    if original is None:
+        return description
+    paths = case.operation.schema.raw_schema["paths"].values()
+    operations = [one for path in paths for method, one in path.items() if method != "parameters"]
+    return next(one["description"] for one in operations if one["operationId"] == original[1])
+
+
 def rule_of(messages):
-    for why, rule in RULES.items():
-        if all(rule.search(message) for message in messages):
-            return why
-    return None
+    """The rule of the first message, if each of them has one."""
+    rules = [next((why for why, rule in RULES.items() if rule.search(message)), None) for message in messages]
+    return None if None in rules else rules[0]
 
 
 def repeats(form):

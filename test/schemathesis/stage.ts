@@ -67,6 +67,8 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
       const by = byPerson ? await service.organization() : caller
       const email = byPerson ? owner.email : newAddress()
       const body = { email, role: 'api_user' }
+      // Earlier invitations count as members, of whom a plan that a request chose can have few.
+      await service.sql(`DELETE FROM invitations WHERE organization_id = '${o}'`)
       ids.invitation = (await made(`/organizations/${by.organization}/members`, body, by.token)).data.id
     },
     workload: async () => {
@@ -74,6 +76,9 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
       ids.workload = (await made(`/organizations/${o}/workloads`, WORKLOAD)).data.id
     },
     team: async () => {
+      // Those of the operation before, because an organization has a limit of both.
+      await caller.call('DELETE', `/organizations/${o}/teams/${ids.team}`)
+      await caller.call('DELETE', `/organizations/${o}/members/${ids.member}`)
       const member = await makePerson(service, { [o]: 'api_user' })
       ids.member = String(member.id)
       ids.team = await makeTeam(service, o, [member], { [project]: 'api_user' })
@@ -112,6 +117,8 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
   async function set (operation: string): Promise<Setting> {
     const row = OPERATIONS[operation]!
     if (operation === 'deleteOrganization') {
+      // A person has a limit of organizations, and requests created some.
+      await service.sql(`DELETE FROM members WHERE user_id = ${owner.id} AND organization_id <> '${o}'`)
       const spare = await made('/organizations', { name: 'Spare' }, person)
       return { ids: { organization: spare.data.id }, body: { confirmed: true } }
     }
