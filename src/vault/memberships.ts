@@ -20,8 +20,8 @@ import { listPrincipals } from '../repositories/people/principals.ts'
 import {
   countTeamMembers, countTeams, createTeam, createTeamMember, findTeamOfPlace, setTeamProject
 } from '../repositories/people/teams.ts'
-import { listLeftTokens } from '../repositories/people/tokens.ts'
-import { createMember, lockMemberships, reachedLimit } from '../repositories/people/users.ts'
+import { listLeftTokens, lockToken, lockTokenSupport } from '../repositories/people/tokens.ts'
+import { createMember, lockMemberships, lockUser, reachedLimit } from '../repositories/people/users.ts'
 import { listRulesOf } from '../repositories/people/workloads.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
 import { pathOfSlugs } from '../rules/formats/phrases.ts'
@@ -60,6 +60,7 @@ export async function acceptInvitation (
   const memberships = await lockMemberships(db, person.id)
   const invitation = await lockInvitationTo(db, organizationId, id, person)
   if (invitation === undefined) return 'gone'
+  await lockInviter(db, invitation)
   if ((await findGiven(db, organizationId, [invitation])).length === 0) return 'gone'
   if (status !== 'active') return 'organization_inactive'
   const member = await findMember(db, organizationId, person.id)
@@ -74,6 +75,15 @@ export async function acceptInvitation (
   await deleteInvitation(db, organizationId, id)
   const events = await joinTeamOfPlace(db, invitation, person.id)
   return { role, events: [eventOf('member.join', person.id, { invitation: id, role }), ...events] }
+}
+
+// Locks what ends the right of an inviter without a lock of the organization: the account, the grant and the API token.
+// So such an end commits before the right is judged, or after the acceptance.
+async function lockInviter (db: Db, { organization_id, invited_by }: Invitation): Promise<void> {
+  if (invited_by?.type === 'user') return lockUser(db, invited_by.id)
+  if (invited_by === null) return
+  await lockTokenSupport(db, organization_id, invited_by.id, null)
+  await lockToken(db, organization_id, invited_by.id)
 }
 
 /**

@@ -106,7 +106,7 @@ const STATEMENTS: Record<string, number> = {
   sendInvitation: 11,
   withdrawInvitation: 7,
   listOwnInvitations: 4,
-  acceptInvitation: 34,
+  acceptInvitation: 36,
   declineInvitation: 12,
   updateMember: 15,
   putMember: 15,

@@ -1,4 +1,5 @@
 // runs: one database
+import { sql } from 'drizzle-orm'
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
@@ -8,11 +9,12 @@ import { switchUser } from '../../src/commands/people/users.ts'
 import { MAX_ENDED } from '../../src/repositories/people/invitations.ts'
 import { createGrant } from '../../src/repositories/people/oauth.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
-import { callWith, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { ACTIVITY, callWith, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { callAs, crowd, issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
+import { ON_POSTGRES } from '../helpers/traffic.ts'
 import { until } from '../helpers/until.ts'
-import { formIn, visitor } from '../helpers/visitor.ts'
+import { formIn, visitor, type Visitor } from '../helpers/visitor.ts'
 
 // An invitation ends when its inviter loses the right to invite.
 
@@ -68,8 +70,8 @@ async function signedIn ({ email, password }: Person) {
 }
 
 /** Sends a form of a person's account page. */
-async function press (person: Person, path: string, fields: Record<string, string> = {}) {
-  const browser = await signedIn(person)
+async function press (person: Person, path: string, fields: Record<string, string> = {}, browser?: Visitor) {
+  browser ??= await signedIn(person)
   const page = await browser.open('/account')
   const at = page.text.indexOf('<form method="post" action="/account/sign-out"')
   const sent = await browser.send(
@@ -267,3 +269,51 @@ t.test('when the inviter is removed during an acceptance, the person joins befor
       : ['member.delete', 'invitation.withdraw'], `round ${round}`)
   }
 })
+
+/** Ends of an inviter that do not wait for the lock of the organization. */
+const FREE_ENDS: Record<string, (
+  iris: Person, token: { id: string, grant: number }, browser: Visitor
+) => Promise<unknown>> = {
+  'the account is disabled': (iris) => switchUser(service.database, iris.email, true),
+  'the token is ended on /account': (iris, { id }, browser) => press(iris, 'tokens/end', { id }, browser),
+  'the application is ended': (iris, { grant }, browser) => press(iris, 'applications/end', { id: String(grant) }, browser),
+  'all is signed out': (iris, _, browser) => press(iris, 'sign-out', { where: 'everywhere' }, browser)
+}
+
+for (const [way, end] of Object.entries(FREE_ENDS)) {
+  for (const by of way === 'the account is disabled' ? ['person', 'token'] as const : ['token'] as const) {
+    t.test(`during an acceptance ${way} after it or the person stays out (by a ${by})`, {
+      skip: !ON_POSTGRES && 'one session: no request waits for another'
+    }, async (t) => {
+      const waiting = async () => (await service.sql(`SELECT 1 FROM ${ACTIVITY}
+        WHERE datname = current_database() AND wait_event_type = 'Lock'`)).length
+      // An acceptance that waits too long is judged again. Then the race did not take place.
+      await until(async () => {
+        const { o, iris, byIris, makeToken, members } = await nimbus()
+        const token = await makeToken(iris)
+        const project = await (by === 'token' ? token.call : byIris)('POST', `/${o}/projects`, { name: 'Atlas' })
+        t.equal(project.status, 201)
+        const guest = await makePerson(service)
+        const invited = await (by === 'token' ? token.call : byIris)('POST', members, {
+          email: guest.email, role: 'guest', place: { project: 'atlas' }, place_role: 'developer'
+        })
+        t.equal(invited.status, 201)
+        const browser = await signedIn(iris)
+        let isOver = false
+        const { accepted, ended, wasOver } = await service.database.longTransactions.transaction(async (db) => {
+          await db.execute(sql`SELECT FROM projects WHERE organization_id = ${o} FOR UPDATE`)
+          const accepted = accept({ id: invited.body.data.id, guest })
+          await until(async () => await waiting() > 0, { every: 5 })
+          const ended = end(iris, token, browser).then(() => { isOver = true })
+          await until(async () => isOver || await waiting() > 1, { every: 5 })
+          return { accepted, ended, wasOver: isOver }
+        })
+        const { status } = await accepted
+        await ended
+        if (status === 200) t.notOk(wasOver, 'the end waited for the acceptance')
+        else t.ok([404, 503].includes(status), String(status))
+        return status === 200
+      })
+    })
+  }
+}
