@@ -92,6 +92,26 @@ t.test('the history of a name can be read whatever its values are, and its pages
   }
 })
 
+t.test('the pages of a history count lines without an assignment, and have each change once, newest first', async (t) => {
+  const kinds = [['CR', '\r'], ['LF', '\n'], ['CRLF', '\r\n'], ['comments', '#\n']] as const
+  for (const [of, line] of sample(kinds, 2)) {
+    const at = await makeLevel(owner, { slug: `lines-${of.toLowerCase()}` })
+    const path = `/${org}/${at.project}/${at.target}/${at.environment}/secrets/names/history?name=A&values=true`
+    const values = Array.from({ length: 70 }, (_, i) => String(i))
+    for (const value of values) await store(at, `A=${value}\n${line.repeat(19_980)}`)
+    const found: string[] = []
+    let pages = 0
+    for (let after: string | null = ''; after !== null; pages++) {
+      const { status, body } = await owner.call('GET', `${path}${after && `&after=${after}`}`)
+      t.equal(status, 200, of)
+      found.push(...body.data.map(({ attributes }: { attributes: { value: string } }) => attributes.value))
+      after = body.meta.next
+    }
+    t.strictSame(found, values.reverse(), of)
+    t.ok(pages > 1, `${of}: ${pages} pages`)
+  }
+})
+
 t.test('a dry run of restore-to compares levels up to the budget and counts the others; a restore does all', async (t) => {
   const { project, levels } = await makeProject('restored')
   const [row] = await test.sql('SELECT clock_timestamp() AS now')

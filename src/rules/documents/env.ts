@@ -75,7 +75,7 @@ function requireLines (text: string) {
  * Reads a document by dotenv's rules, without variable expansion. Any invalid line makes the whole document invalid.
  *
  * @param found receives all assignments, in their order
- * @param work counts the assignments
+ * @param work counts the assignments, and the lines without one
  */
 export function readEnv (text: string, entries: Entries, found?: EnvAssignment[], work: Work = { done: 0 }) {
   // Before parsing: blank lines and comments cost time, too, and so does each line end that is replaced.
@@ -127,6 +127,7 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
     }
     ENV_NOTHING.lastIndex = at
     if (ENV_NOTHING.test(source)) {
+      work.done += WORK.emptyLine
       at = ENV_NOTHING.lastIndex
       continue
     }

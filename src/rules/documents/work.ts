@@ -13,6 +13,8 @@ export const WORK = {
   /** For each name of an `.env` document: in the plain form `NAME=value`, and in any other form. */
   plainName: 1.2,
   otherName: 3,
+  /** For each empty line or comment of an `.env` document. */
+  emptyLine: 0.1,
   jsonToken: 1,
   yamlToken: 4,
   /** For each line of a YAML document, because a text of many lines is one token. */
