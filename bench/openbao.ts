@@ -70,7 +70,11 @@ async function startOpenBao (program: string, databaseUrl: string): Promise<Plac
   const url = `http://127.0.0.1:${port}`
   const config = path.join(dir, 'openbao.hcl')
   fs.writeFileSync(config, `
-    storage "postgresql" { connection_url = "${databaseUrl}" }
+    storage "postgresql" {
+      connection_url = "${databaseUrl}"
+      # By default it keeps two connections, and opens one for each request beyond them.
+      max_idle_connections = "64"
+    }
     listener "tcp" {
       address = "127.0.0.1:${port}"
       tls_disable = true
