@@ -10,7 +10,8 @@ import { codeOf, databaseError, DatabaseUnavailable } from './postgres/database-
 import { createPool, guard, type Bounds } from './postgres/guard.ts'
 import type { Db } from './postgres/handle.ts'
 import {
-  COLOCATED_WITH, hasCitus, isCoordinator, mergePlaced, onNodes, placeTables, REFERENCE, setDefaults, type Placed
+  COLOCATED_WITH, hasCitus, isCoordinator, mergePlaced, onNodesThatRespond, placeTables, REFERENCE, requireMeaning,
+  setDefaults, type Placed
 } from './citus/placement.ts'
 import { migrateSchema, type MigrationSteps } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './postgres/session.ts'
@@ -67,6 +68,7 @@ export interface Database {
   /**
    * Migrates the schema to this build's version. On Citus, also distributes new tables (`placeTables`) and sets the
    * settings of the nodes; with `isThorough` on the coordinator, checks and sets the settings even if no table is new.
+   * Otherwise, throws CitusError if a node that responds would read other values.
    * Throws the reason of `signal` if the signal ends a wait. Throws CitusError if a node is missing or has a wrong
    * setting, or if the schema must change and this node is not the coordinator. Returns undefined without Citus.
    */
@@ -299,6 +301,7 @@ const withoutDeadline = (
     const placed = mergePlaced(migrated, await db.transaction(async tx => await placeTables(tx)))
     const isChecked = isThorough && await isCoordinator(db)
     const nodes = isChecked ? await setDefaults(db) : []
+    if (!isThorough) await db.transaction(async tx => await requireMeaning(tx))
     return { ...mergePlaced(placed, { tables: 0, nodes }), isChecked }
   })
 })
@@ -363,12 +366,8 @@ export async function findOtherEncoding ({ db, maintain }: Database): Promise<Ot
   const { encoding } = await queryRow<{ encoding: string }>(db, sql`SELECT current_setting('server_encoding') AS encoding`)
   if (encoding !== NEEDED) return { encoding }
   if (!await hasCitus(db)) return undefined
-  const nodes = await maintain(async (db: Db) => {
-    // A start must not wait half a minute for each node that is away.
-    await db.execute(sql`SET LOCAL citus.node_connection_timeout = '2s'`)
-    return onNodes(db, ENCODING)
-  })
-  const other = nodes.find(({ success, result }) => success && result !== NEEDED)
+  const nodes = await maintain((db: Db) => onNodesThatRespond(db, ENCODING))
+  const other = nodes.find(({ result }) => result !== NEEDED)
   return other && { encoding: other.result, node: other.node }
 }
 

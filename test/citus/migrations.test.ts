@@ -127,6 +127,31 @@ t.test('CR-61: settings of the role have no effect on the connections between th
   await onNodes((name) => `ALTER ROLE postgres RESET ${name}`)
 })
 
+t.test('CR-61: a node whose role has other settings in the database is refused by a start, and migrate sets them', async (t) => {
+  const service = await startIsolatedApp(t)
+  const database = new URL(service.env.DATABASE_URL!).pathname.slice(1)
+  const node = nodes[1]!.url.replace(/.*@(.*)\/.*/, '$1')
+  const onNode = (change: string) => clientOf(t, nodes[1]!.url).unsafe(`SET citus.enable_ddl_propagation = off;
+    ALTER ROLE postgres IN DATABASE ${database} ${change}`)
+  const list = () => command(['organization', 'list'], service.env)
+  for (const [name, value] of Object.entries({ bytea_output: 'escape', TimeZone: 'Asia/Tokyo', extra_float_digits: '-5' })) {
+    await onNode(`SET ${name} = '${value}'`)
+    t.match(await list(), {
+      code: 1, stdout: '', stderr: new RegExp(`^.*${node}: ${name} is ${value}, but has to be .*: run \`migrate\`.*\n$`)
+    }, name)
+    t.match(await command(['migrate'], service.env), { code: 0, stdout: new RegExp(`Settings were set on ${node}\\.`) })
+    t.match(await list(), { code: 0 }, `${name}, set again`)
+  }
+  await onNode('SET session_replication_role = replica')
+  for (const args of [['organization', 'list'], ['migrate']]) {
+    t.match(await command(args, service.env), {
+      code: 1, stdout: '', stderr: new RegExp(`^.*${node}: session_replication_role is replica.* ALTER ROLE .*\n$`)
+    }, args.join(' '))
+  }
+  await onNode('RESET session_replication_role')
+  t.match(await list(), { code: 0 })
+})
+
 t.test('migrate sets the settings of a copied database and of each node that lacks them, and says on which', async (t) => {
   const service = await startIsolatedApp(t)
   const url = service.env.DATABASE_URL!

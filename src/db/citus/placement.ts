@@ -133,6 +133,9 @@ const NEEDED = [
   }
 ]
 
+// With `replica`, a node neither checks foreign keys nor deletes by them, and audit events can be changed.
+const TRIGGERS = 'session_replication_role'
+
 // Defaults of the connections between nodes, which do not get the settings of the client's connection.
 const DEFAULTS: Record<string, string> = {
   ...MEANING,
@@ -162,6 +165,14 @@ export async function onNodes (db: Db, statement: string): Promise<NodeResult[]>
     ORDER BY node.groupid`)
 }
 
+/** Runs a statement as `onNodes`, and leaves out nodes that do not respond within two seconds. In a transaction. */
+export async function onNodesThatRespond (db: Db, statement: string): Promise<NodeResult[]> {
+  // A start must not wait half a minute for each node that is away.
+  await db.execute(sql`SET LOCAL citus.node_connection_timeout = '2s'`)
+  const answers = await onNodes(db, statement)
+  return answers.filter(({ success }) => success)
+}
+
 async function checkNodes (db: Db) {
   const { workers, has_coordinator } = await queryRow<{ workers: number, has_coordinator: boolean }>(db, sql`
     SELECT (SELECT count(*)::int FROM pg_dist_node WHERE noderole = 'primary' AND shouldhaveshards) AS workers,
@@ -176,6 +187,7 @@ async function checkNodes (db: Db) {
       if (!isRight(result)) throw new CitusError(`${node}: set ${line} in postgresql.conf: ${why} (now: ${result})`)
     }
   }
+  for (const { node, result } of await onNodes(db, `SELECT current_setting('${TRIGGERS}')`)) requireTriggers(node, result)
 }
 
 // A setting of the role comes before a default of the database, and a setting of the role in this database before both.
@@ -201,6 +213,32 @@ async function findUnset (db: Db): Promise<{ node: string, wrong: [name: string,
       .map((name): [string, string] => [name, settings[name] ?? 'unknown'])
     return wrong.length > 0 ? [{ node, wrong }] : []
   })
+}
+
+/**
+ * Checks the settings that change what a node reads (`MEANING`), and whether the node runs triggers. Nodes that do not
+ * respond are not checked. In a transaction.
+ *
+ * @throws CitusError if a node has a wrong setting
+ */
+export async function requireMeaning (db: Db): Promise<void> {
+  const names = [TRIGGERS, ...OF_ROLE].map((name) => `'${name}'`).join()
+  const answers = await onNodesThatRespond(db,
+    `SELECT json_object_agg(name, setting) FROM pg_settings WHERE name IN (${names})`)
+  for (const { node, result } of answers) {
+    const settings = JSON.parse(result) as Record<string, string>
+    requireTriggers(node, settings[TRIGGERS])
+    const wrong = OF_ROLE.find((name) => settings[name] !== DEFAULTS[name])
+    if (wrong === undefined) continue
+    throw new CitusError(`${node}: ${wrong} is ${settings[wrong]}, but has to be ${DEFAULTS[wrong]}: ` +
+      'run `migrate` with the DATABASE_URL of the coordinator, which sets it')
+  }
+}
+
+function requireTriggers (node: string, value: string | undefined) {
+  if (value !== 'replica') return
+  throw new CitusError(`${node}: ${TRIGGERS} is replica, which turns off foreign keys: a superuser has to run ` +
+    `ALTER ROLE … RESET ${TRIGGERS} on this node, or ALTER DATABASE … RESET, where it is set`)
 }
 
 const inDatabase = (altered: string, names: readonly string[]) => names.map((name) =>
