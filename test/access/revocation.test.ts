@@ -437,6 +437,12 @@ t.test('a read that waits for its turn is judged again', async (t) => {
     readEnvironmentNameHistory: OPERATIONS.readEnvironmentNameHistory!,
     restoreProject: { ...OPERATIONS.restoreProject!, query: '?dry_run=true' }
   }
+  // A guest may ask for events and gets none.
+  const ofEvents: Record<string, Row> = {
+    countAuditEvents: OPERATIONS.countAuditEvents!,
+    // Two filters that exclude each other, so that the list takes a turn.
+    listAuditEvents: { ...OPERATIONS.listAuditEvents!, query: `?resource=organization:${o}&project=${o}` }
+  }
   const readIn = async (row: Row, token: string, end: () => Promise<unknown>) => {
     let release = () => {}
     const other = { principal: { organization: { id: o }, type: 'user', id: 0 }, server: { authorizeAgain: async () => {} } }
@@ -471,6 +477,14 @@ t.test('a read that waits for its turn is judged again', async (t) => {
       t.equal(status, expected, `${id} for ${who}: ${status} ${body?.error}`)
       await undo?.()
     }
+  }
+  for (const [id, row] of Object.entries(ofEvents)) {
+    const person = await makePerson(service, { [o]: 'developer' })
+    const { access } = await issuePair(service, person, SCOPE_NAMES)
+    const { status, body } = await readIn(row, access, async () => {
+      await service.write(`UPDATE members SET role = 'guest' WHERE organization_id = '${o}' AND user_id = ${person.id}`)
+    })
+    t.strictSame([status, body?.data], [200, []], `${id} for a member who became a guest`)
   }
 })
 
