@@ -17,6 +17,7 @@ import {
   effectiveScopes, grants, isOfFactor, holds, meets, scopesBy, type AnyOf, type TeamRole
 } from '../../rules/roles.ts'
 import { workloadIdOf } from '../../rules/formats/ids.ts'
+import type { EventName } from '../../../schemas/events.ts'
 import { isReserved, isWordOfRoute } from '../../rules/formats/slugs.ts'
 import { beginPiece } from '../../telemetry/spans.ts'
 import { documentAccess, scopesOf } from './access-document.ts'
@@ -31,9 +32,21 @@ import { bearerIn, headerValues, missingToken, requestFormatError } from '../bod
 import { hooksOf } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 
-// If the body arrives later than this, or a read waits longer for its turn, the caller is checked again, because access
-// may have been revoked meanwhile.
+// If the body arrives later than this, or a read takes longer, the caller is checked again, because access may have
+// been revoked meanwhile.
 const RECHECK_AFTER_MS = 200
+
+/** The events of requests that reveal something and change nothing. */
+const OF_READS: readonly (EventName | 'none')[] =
+  ['none', 'secret.decrypt', 'secret.names', 'version.read', 'key.retrieve']
+
+/** Whether the request changed nothing. A stored response of a repeated change is also only read. */
+function onlyReads (request: FastifyRequest, reply: FastifyReply): boolean {
+  const { audit = [] } = request.routeOptions.config
+  const events = [audit].flat()
+  return ['GET', 'HEAD'].includes(request.method) || isDryRun(request) || reply.hasHeader('idempotent-replayed') ||
+    (events.length > 0 && events.every((event) => OF_READS.includes(event)))
+}
 
 /**
  * Enforces and documents each route's `access`, `limit` and `errors`. Throws at start if a route does not declare
@@ -110,6 +123,14 @@ export async function installAccess (app: FastifyInstance, counters: Counters, r
     if (isGuarded && isLate(request)) {
       checkAgain(app, request).then(() => done(), done)
     } else done()
+  })
+
+  // A read may have waited for its event, a lock or a large table. Checks the caller again before the response.
+  app.addHook('onSend', (request, reply, payload, done) => {
+    const isGuarded = request.user != null || request.principal != null
+    if (isGuarded && reply.statusCode < 400 && isLate(request) && onlyReads(request, reply)) {
+      authorizeAgain(app, request).then(() => done(null, payload), done)
+    } else done(null, payload)
   })
 }
 

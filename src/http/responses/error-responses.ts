@@ -75,11 +75,13 @@ async function withAllFaults (request: FastifyRequest, thrown: FastifyError): Pr
 
 export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors, first }: ApiError) {
   request.errorCode = code
-  // A failed handler may have set headers of its response. A later request with the ETag of an error gets 304.
+  // A failed handler may have set headers and the serializer of its response. A later request with the ETag of an error
+  // gets 304.
   for (const name of STORED_HEADERS) reply.removeHeader(name)
   return reply
     .code(ERRORS[code].status)
     .type('application/json; charset=utf-8')
+    .serializer(String)
     .send(details === undefined && errors === undefined
       ? PLAIN[code]
       : JSON.stringify({
