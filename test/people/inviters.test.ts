@@ -270,6 +270,28 @@ t.test('when the inviter is removed during an acceptance, the person joins befor
   }
 })
 
+for (const [what, table] of [['the invitation', 'invitations'], ['the token of the inviter', 'api_tokens']] as const) {
+  t.test(`an acceptance that waited is refused if ${what} expired meanwhile`, {
+    skip: !ON_POSTGRES && 'one session: no request waits for another'
+  }, async (t) => {
+    const { o, iris, makeToken, members } = await nimbus()
+    const token = await makeToken(iris)
+    const guest = await makePerson(service)
+    const invited = await token.call('POST', members, { email: guest.email, role: 'developer' })
+    const id = { invitations: invited.body.data.id as string, api_tokens: token.id }[table]
+    const accepted = await service.database.longTransactions.transaction(async (db) => {
+      await db.execute(sql`SELECT FROM organization_counters WHERE organization_id = ${o} FOR UPDATE`)
+      const accepted = accept({ id: invited.body.data.id, guest })
+      await until(async () => (await service.sql(`SELECT 1 FROM ${ACTIVITY}
+        WHERE datname = current_database() AND wait_event_type = 'Lock'`)).length > 0, { every: 5 })
+      await service.write(`UPDATE ${table} SET expires_at = clock_timestamp() WHERE organization_id = '${o}' AND id = '${id}'`)
+      // Not awaited here, because the acceptance waits for the end of this transaction.
+      return { accepted }
+    })
+    t.equal((await accepted.accepted).status, 404)
+  })
+}
+
 /** Ends of an inviter that do not wait for the lock of the organization. */
 const FREE_ENDS: Record<string, (
   iris: Person, token: { id: string, grant: number }, browser: Visitor

@@ -1,4 +1,5 @@
 import { and, asc, eq, gt, isNull, lt, or, sql, type SQL } from 'drizzle-orm'
+import { STATEMENT_TIME } from '../../db/columns.ts'
 import { lookupHash, type Db } from '../../db/database.ts'
 import { deleteExpired, keepNewest } from '../../db/callers/expired.ts'
 import { sign_in_devices, sign_in_failures } from '../../db/tables.ts'
@@ -112,7 +113,7 @@ const MAX_DEVICES = 20
 export async function findDevice (db: Db, token_hash: Buffer, user_id?: number): Promise<number | undefined> {
   const own = user_id === undefined ? undefined : eq(sign_in_devices.user_id, user_id)
   const [row] = await db.select({ id: sign_in_devices.id }).from(sign_in_devices)
-    .where(and(own, eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`)))
+    .where(and(own, eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, STATEMENT_TIME)))
     .orderBy(asc(sign_in_devices.id)).limit(1)
   return row?.id
 }

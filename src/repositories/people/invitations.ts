@@ -1,6 +1,7 @@
 import { and, asc, desc, eq, gt, inArray, isNotNull, lte, not, or, sql, type SQL } from 'drizzle-orm'
 import { INVITATION_DAYS, MAX_OPEN_INVITATIONS } from '../../../schemas/invitations.ts'
 import type { Restriction, RestrictionNames } from '../../../schemas/tokens.ts'
+import { STATEMENT_TIME } from '../../db/columns.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, isKeyOf, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
@@ -34,7 +35,7 @@ export type Shown<I extends Invitation> =
 
 const DAY = 24 * 60 * 60 * 1000
 
-const isOpen = gt(invitations.expires_at, sql`now()`)
+const isOpen = gt(invitations.expires_at, STATEMENT_TIME)
 const oneOf = (organizationId: string, id: string) => matching(invitations, { organization_id: organizationId, id })
 const isTo = (email: string, ...more: SQL[]) =>
   and(eq(invitations.email_normalized, canonicalEmail(email)), isOpen, ...more)

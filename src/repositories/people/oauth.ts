@@ -97,7 +97,7 @@ export async function createRequest (
 }
 
 const pending = (id_hash: Buffer, session_hash: Buffer) =>
-  and(matching(oauth_requests, { id_hash, session_hash }), gt(oauth_requests.expires_at, sql`now()`))
+  and(matching(oauth_requests, { id_hash, session_hash }), gt(oauth_requests.expires_at, STATEMENT_TIME))
 
 export async function findRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
@@ -266,7 +266,7 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
     code_challenge: oauth_codes.code_challenge,
     scopes: oauth_codes.scopes,
     is_used: sql<boolean>`${oauth_codes.used_at} IS NOT NULL`,
-    is_expired: sql<boolean>`${oauth_codes.expires_at} <= now()`
+    is_expired: sql<boolean>`${oauth_codes.expires_at} <= ${STATEMENT_TIME}`
   }).from(oauth_codes).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)).$dynamic())
     .where(eq(oauth_codes.code_hash, code_hash)).for('no key update', { of: [oauth_grants, oauth_codes] })
   if (row === undefined) return undefined
@@ -329,7 +329,7 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
     grant,
     ...support,
     is_used: sql<boolean>`${oauth_tokens.used_at} IS NOT NULL`,
-    is_expired: sql<boolean>`${oauth_tokens.refresh_expires_at} <= now()`
+    is_expired: sql<boolean>`${oauth_tokens.refresh_expires_at} <= ${STATEMENT_TIME}`
   }).from(oauth_tokens).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id)).$dynamic())
     .where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('no key update', { of: [oauth_grants, oauth_tokens] })
   if (row === undefined) return undefined

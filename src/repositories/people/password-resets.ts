@@ -1,4 +1,5 @@
 import { and, eq, gt, isNull, sql } from 'drizzle-orm'
+import { STATEMENT_TIME } from '../../db/columns.ts'
 import { authenticatedColumns, shownColumns } from '../../db/rows/authenticated.ts'
 import { lookupHash, macOf, readNow, type Db } from '../../db/database.ts'
 import { deleteExpired } from '../../db/callers/expired.ts'
@@ -52,4 +53,4 @@ export async function takePasswordReset (db: Db, secret: string): Promise<number
 }
 
 const isValid = (db: Db, secret: string) =>
-  and(eq(password_resets.token_hash, tokenHash(db, secret)), gt(password_resets.expires_at, sql`now()`))
+  and(eq(password_resets.token_hash, tokenHash(db, secret)), gt(password_resets.expires_at, STATEMENT_TIME))

@@ -3,6 +3,7 @@ import { and, getTableColumns, isNull, lt, or, sql, type SQL } from 'drizzle-orm
 import type { Plan } from '../../../schemas/organizations.ts'
 import type { Ability } from '../../../schemas/scopes.ts'
 import type { Role } from '../../../schemas/users.ts'
+import { STATEMENT_TIME } from '../../db/columns.ts'
 import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/rows/caller.ts'
 import { joined } from '../../db/rows/joined.ts'
@@ -60,7 +61,7 @@ const BY_FORMER_VALUE = {
       SELECT t.token_hash FROM former_token_hashes f
       JOIN api_tokens t ON t.organization_id = f.organization_id AND t.id = f.token_id
       WHERE f.organization_id = queries.organization_id AND f.token_hash = ${HASH}
-        AND f.expires_at > now()${andOwn(sql`f.organization_id`)}
+        AND f.expires_at > ${STATEMENT_TIME}${andOwn(sql`f.organization_id`)}
     ), ${HASH})`,
   former: sql`CASE WHEN api_tokens.token_hash <> ${HASH} THEN (
       SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
@@ -86,7 +87,7 @@ const tokens = (
   CROSS JOIN ${lookUp('counter', organization_counters, sql`organization_id = api_tokens.organization_id`)}
   CROSS JOIN ${lookUp('p', plans, sql`name = counter.plan`)}
   ${joins}
-  WHERE (api_tokens.expires_at IS NULL OR api_tokens.expires_at > now()) AND ${isValid}`)
+  WHERE (api_tokens.expires_at IS NULL OR api_tokens.expires_at > ${STATEMENT_TIME}) AND ${isValid}`)
 
 // Finds tokens with the owner's user, membership and grant. For a token without an owner, these joins cost nothing on
 // PostgreSQL, because their keys are null.
@@ -103,7 +104,7 @@ const principalsByHash = tokens('principals_by_hash', {
   LEFT JOIN ${lookUp('g', oauth_grants, sql`id = api_tokens.grant_id`)} ON true
   LEFT JOIN ${lookUp('c', oauth_clients, sql`id = g.client_id`)} ON true`,
   isValid: sql`u.disabled_at IS NULL AND c.disabled_at IS NULL AND g.revoked_at IS NULL
-    AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`
+    AND (api_tokens.grant_id IS NULL OR g.expires_at > ${STATEMENT_TIME})`
 })
 
 // Finds only tokens without an owner, by their current values. The other statement takes more than twice the time of

@@ -1,4 +1,5 @@
 import { and, desc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
+import { STATEMENT_TIME } from '../../db/columns.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { macOf, readNow, tampered, updateAuthentic, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../../db/callers/expired.ts'
@@ -114,7 +115,7 @@ export async function createSignInStep (
 }
 
 const isValidStep = (token_hash: Buffer) =>
-  and(eq(sign_in_steps.token_hash, token_hash), gt(sign_in_steps.expires_at, sql`now()`))
+  and(eq(sign_in_steps.token_hash, token_hash), gt(sign_in_steps.expires_at, STATEMENT_TIME))
 
 /** The id of the user whose sign-in waits for a code. */
 export async function findSignInStep (db: Db, token_hash: Buffer): Promise<number | undefined> {

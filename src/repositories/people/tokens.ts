@@ -3,6 +3,7 @@ import type { Level } from '../../../schemas/secrets.ts'
 import {
   ENDING_DAYS, TOKEN_LIMITS, type ApiToken, type ListTokensQuery, type Restriction
 } from '../../../schemas/tokens.ts'
+import { STATEMENT_TIME } from '../../db/columns.ts'
 import {
   authenticatedColumns, fromJson, shownOf, type AuthenticatedRow, type NewRow, type RowChanges, type ShownRow
 } from '../../db/rows/authenticated.ts'
@@ -30,7 +31,7 @@ export type NewToken = Omit<NewRow<'api_tokens'>, 'id' | 'slices' | keyof Return
   { slices: Slice[], made_by?: Maker }
 
 const columns = getTableColumns(api_tokens)
-const isLive = or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`now()`))!
+const isLive = or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, STATEMENT_TIME))!
 
 export async function createToken (db: Db, { made_by: maker, slices, ...token }: NewToken): Promise<ApiToken> {
   const row = { id: makeId(), ...token, slices: slices.length === 0 ? null : slices, ...madeBy(maker) }
@@ -323,7 +324,7 @@ export async function lockTokenSupport (
         AND m.user_id = ANY(ARRAY(SELECT user_id FROM token UNION ALL SELECT ${by?.user_id ?? null}::bigint))
       ORDER BY m.user_id FOR SHARE
     ), its_grant AS (
-      SELECT g.* FROM oauth_grants g WHERE g.revoked_at IS NULL AND g.expires_at > now()
+      SELECT g.* FROM oauth_grants g WHERE g.revoked_at IS NULL AND g.expires_at > ${STATEMENT_TIME}
         AND g.id = ANY(ARRAY(SELECT grant_id FROM token UNION ALL SELECT ${by?.grant_id ?? null}::bigint))
         AND (SELECT count(*) FROM member) >= 0
       ORDER BY g.id FOR SHARE NOWAIT

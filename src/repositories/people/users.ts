@@ -1,6 +1,7 @@
 import { and, asc, eq, gt, isNull, ne, sql, type SQL } from 'drizzle-orm'
 import { MAX_OWNED } from '../../../schemas/organizations.ts'
 import type { Role } from '../../../schemas/users.ts'
+import { STATEMENT_TIME } from '../../db/columns.ts'
 import { authenticatedColumns, shownColumns, type ShownRow } from '../../db/rows/authenticated.ts'
 import { waitUnlessCounter } from '../../db/rows/counter.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
@@ -234,4 +235,4 @@ export async function takePasswordLink (db: Db, token_hash: Buffer): Promise<num
 }
 
 const isValidLink = (token_hash: Buffer) =>
-  and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`))
+  and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, STATEMENT_TIME))
