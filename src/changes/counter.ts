@@ -36,12 +36,13 @@ const PINNED = perEngine({
 // Counters are locked in the order of ids, to avoid deadlocks.
 const locking = (name: string, skip: SQL) => preparedSql<
   HeadRow & Pick<Counter, 'organization_id' | 'is_closed' | 'status'> &
-    { next_version: string, stored_bytes: string, plan: Plan | null, clock: number, at: number },
+    { next_version: string, stored_bytes: string, plan: Plan | null, clock: number, at: number, has_triggers: boolean },
   OfOrganization & { ids: string, synchronous_commit: string }
 >(name, ($) => sql`
   ${PINNED}SELECT locked.*, (SELECT to_jsonb(p) FROM plans p WHERE p.name = locked.plan_name) AS plan, ${CLOCK} AS clock,
     (extract(epoch FROM greatest(clock_timestamp(), least(locked.last_at, clock_timestamp() + interval '1 hour'))) * 1000)
       ::float8 AS at,
+    current_setting('session_replication_role') <> 'replica' AS has_triggers,
     set_config('idle_in_transaction_session_timeout',
       coalesce(current_setting('strongroom.idle_timeout', true), '1000'), true),
     set_config('lock_timeout', '900', true),
@@ -69,6 +70,7 @@ export async function lockCounters (
     ids: JSON.stringify(part.map(({ organization_id }) => organization_id)),
     synchronous_commit
   })))).flat()
+  if (rows.some(({ has_triggers }) => !has_triggers)) refuseWithoutTriggers()
   const chain = chainOf(db)
   for (const { clock } of rows) chain.recordClockSample(clock, sentAt)
   await openKeys(db, rows)
@@ -109,6 +111,12 @@ async function openKeys (db: Db, rows: readonly { organization_id: string, chain
   const keys = await findByOrganization(db, wanted, (organization_id, wanted) =>
     findKeys(db, { organization_id, wanted }))
   for (const row of keys) chain.openKey({ ...row, from_seq: Number(row.from_seq) })
+}
+
+// A start refuses this setting, but a later connection can have it. Foreign keys then delete nothing.
+function refuseWithoutTriggers (): never {
+  throw new DatabaseUnavailable(
+    'session_replication_role is replica, which turns off foreign keys: a superuser has to reset it')
 }
 
 // While the statement waited for the lock, the organization got a plan that was added after the statement's snapshot.

@@ -194,6 +194,27 @@ t.test('parameters of DATABASE_URL change nothing that is read either', async (t
   }
 })
 
+t.test('a running service changes nothing while new sessions of its role run no triggers', async (t) => {
+  await makeDatabase('untriggered')
+  const env = { DATABASE_URL: urlOf('untriggered', 'untriggered'), MASTER_KEY: generateMasterKey().text, DATABASE_POOL: '4' }
+  const { address, first, stop } = await startServer(t, env)
+  const ask = asking(address, first!)
+  await fill(ask)
+  const store = async () => (await fetch(`${address}/api/v1/${first!.organization}/secrets/store`, {
+    method: 'POST',
+    headers: { authorization: `Bearer ${first!.token}`, 'content-type': 'application/json' },
+    body: JSON.stringify({ ...PLACE, plaintext: 'A=6' })
+  })).status
+  await admin.unsafe('ALTER ROLE untriggered SET session_replication_role = replica')
+  await reconnect('untriggered')
+  t.equal((await ask('GET', '/orbit/backend/live/secrets')).status, 200, 'an encrypted read')
+  for (let time = 0; time < 8; time++) t.equal(await store(), 503, 'a store')
+  await admin.unsafe('ALTER ROLE untriggered RESET session_replication_role')
+  await reconnect('untriggered')
+  t.equal((await ask('POST', '/secrets/store', { ...PLACE, plaintext: 'A=6' })).status, 200)
+  await stop()
+})
+
 t.test('a database or a role whose sessions run no triggers is refused; a backup still reads it', async (t) => {
   await makeDatabase('triggers')
   const env = { DATABASE_URL: urlOf('triggers', 'triggers'), MASTER_KEY: generateMasterKey().text }
