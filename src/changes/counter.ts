@@ -44,7 +44,7 @@ const locking = (name: string, skip: SQL) => preparedSql<
       ::float8 AS at,
     current_setting('session_replication_role') <> 'replica' AS has_triggers,
     set_config('idle_in_transaction_session_timeout',
-      coalesce(current_setting('strongroom.idle_timeout', true), '1000'), true),
+      coalesce(substring(current_setting('strongroom.idle_timeout', true) FROM '^[0-9]{1,9}$'), '1000'), true),
     set_config('lock_timeout', '900', true),
     CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END AS setting
   FROM (

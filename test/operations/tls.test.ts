@@ -38,9 +38,28 @@ t.test('a remote connection without verified TLS is reported; TLS options that a
     'a second question mark hides nothing'
   )
   for (const rest of ['?sslmode=verify', '?sslmode=VERIFY-FULL', '?sslmode=verify-ca', '?sslmode=verify-ca&sslrootcert=system', '?sslmode=verify-full&sslrootcert=/nowhere', '?sslmode=verify-full&sslrootcert=/dev/null',
-    '?sslmode=verify-full&sslmode=disable', '?x=1&x=1', '?x=1?y&sslmode=verify']) {
+    '?sslmode=verify-full&sslmode=disable', '?x=1&x=1', '?x=1?y&sslmode=verify', '?ssl=require&sslmode=disable',
+    '?sslnegotiation=direct', '?sslnegotiation=direct&sslmode=prefer', '?sslmode=require&sslrootcert=system',
+    '?sslmode=require&sslrootcert=/nowhere']) {
     t.throws(() => weaknessOf(rest), UrlError, rest)
   }
+  t.match(weaknessOf('?ssl=true&sslmode=require&sslnegotiation=direct'), /certificate is not verified/, 'one meaning, twice')
+})
+
+t.test('an address without a host is this machine, and never the machine of PGHOST', async (t) => {
+  const before = process.env.PGHOST
+  const set = (host: string | undefined) => {
+    if (host === undefined) delete process.env.PGHOST
+    else process.env.PGHOST = host
+  }
+  t.teardown(() => set(before))
+  set('192.0.2.2')
+  for (const address of ['postgres:///d', 'postgres://u:p@/d', 'postgres://u@:5432/d', 'postgres://127.0.0.1,/d']) {
+    t.throws(() => tlsOf(address), { name: 'UrlError', message: /no host in the address, and PGHOST is not read/ }, address)
+  }
+  t.equal(tlsOf('postgres://127.0.0.1/d').weakness, undefined, 'an address with a host')
+  set(undefined)
+  t.equal(tlsOf('postgres:///d').weakness, undefined)
 })
 
 t.test('a connection to an IPv6 address goes to this address, and messages name it', async (t) => {

@@ -26,8 +26,10 @@ interface Tls {
 export function tlsOf (databaseUrl: string): Tls {
   const { address, parameters } = splitUrl(databaseUrl)
   const root = parameters.get('sslrootcert')
-  const mode = modeOf(parameters.get('sslmode') ?? parameters.get('ssl') ??
-    (root === 'system' ? 'verify-full' : 'disable'))
+  const mode = modeOf(parameters, root)
+  if (parameters.get('sslnegotiation') === 'direct' && !/^(?:require|verify-)/.test(mode)) {
+    refuse('sslnegotiation=direct needs sslmode=require or, better, sslmode=verify-full')
+  }
   for (const name of ['sslmode', 'ssl', 'sslrootcert']) parameters.delete(name)
   const rest = parameters.toString()
   const hosts = hostsOf(address)
@@ -51,7 +53,16 @@ const WEAKNESSES: Partial<Record<Mode, string>> = {
   require: 'encrypted, but the server certificate is not verified'
 }
 
-function modeOf (word: string): Mode {
+function modeOf (parameters: URLSearchParams, root: string | null): Mode {
+  const [mode, ssl] = [parameters.get('sslmode'), parameters.get('ssl')].map((word) => word === null ? null : modeIn(word))
+  if (mode && ssl && mode !== ssl) refuse('ssl and sslmode contradict each other: remove the parameter ssl')
+  const written = mode ?? ssl ?? (root === 'system' ? 'verify-full' : 'disable')
+  if (written !== 'require' || root === null) return written
+  // As in libpq, an authority is used.
+  return root === 'system' ? refuse('sslrootcert=system needs sslmode=verify-full') : 'verify-ca'
+}
+
+function modeIn (word: string): Mode {
   const known = word === 'true' ? 'require' : word === 'false' ? 'disable' : word
   return TLS_MODES.find((mode) => mode === known) ?? refuse(`sslmode is not ${TLS_MODES.join(', ')}`)
 }

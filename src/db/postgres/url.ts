@@ -45,8 +45,8 @@ const SESSION_ATTRS = ['read-write', 'read-only', 'primary', 'standby', 'prefer-
 
 /**
  * Splits a DATABASE_URL into the address and the parameters, without the settings that the service sets on each
- * connection. Throws a UrlError for a Unix socket, a repeated parameter, and a parameter of libpq, or a value of one,
- * that the driver does not know.
+ * connection. Throws a UrlError for a Unix socket, a repeated parameter, a parameter of libpq, or a value of one, that
+ * the driver does not know, and for an address without a host if the driver would take the host from PGHOST.
  */
 export function splitUrl (databaseUrl: string): { address: string, parameters: URLSearchParams } {
   // The query begins at the first question mark; later question marks belong to values.
@@ -58,6 +58,9 @@ export function splitUrl (databaseUrl: string): { address: string, parameters: U
   if (twice !== undefined) refuse(`${JSON.stringify(twice)} is there twice`)
   if (isSocket(parameters.get('host') ?? '') || hostsOf(address).some(isSocket)) {
     refuse('Unix sockets are not supported: let PostgreSQL listen on 127.0.0.1 (listen_addresses), and write 127.0.0.1:5432 as the host')
+  }
+  if (hostsOf(address).includes('') && process.env.PGHOST) {
+    refuse('there is no host in the address, and PGHOST is not read: write it as postgres://USER:PASSWORD@HOST:PORT/DATABASE')
   }
   for (const name of names) {
     const known = name.toLowerCase()
