@@ -183,7 +183,32 @@ t.test('an invitation to the same place with the same role uses the same team, a
   t.not(second, first)
   await call('POST', `/${o}/projects`, { name: 'Comet', slug: 'comet' })
   await call('PUT', `${path}/${second}/projects/comet`, { role: 'member' })
-  t.notOk([first, second].includes(await teamOf(LIVE)))
+  const third = await teamOf(LIVE)
+  t.notOk([first, second].includes(third))
+
+  // Neither is one that a person changed, also if the change was undone.
+  const colleague = await makePerson(service, { [o]: 'guest' })
+  const changes: Record<string, (team: string) => Promise<unknown>> = {
+    'a name': (team) => call('PATCH', `${path}/${team}`, { name: 'Contractors' }),
+    'a description': (team) => call('PATCH', `${path}/${team}`, { description: 'for the night' }),
+    'a member': (team) => call('PUT', `${path}/${team}/members/${colleague.id}`, {}),
+    'a role and back': async (team) => {
+      await call('PUT', `${path}/${team}/projects/orbit`, { role: 'auditor' })
+      await call('PUT', `${path}/${team}/projects/orbit`, { role: 'developer' })
+    },
+    'a project and back': async (team) => {
+      await call('PUT', `${path}/${team}/projects/comet`, { role: 'auditor' })
+      await call('DELETE', `${path}/${team}/projects/comet`)
+    }
+  }
+  let present = third
+  for (const [what, change] of Object.entries(changes)) {
+    t.equal(await teamOf(LIVE), present, `before ${what}`)
+    await change(present)
+    const next = await teamOf(LIVE)
+    t.not(next, present, what)
+    present = next
+  }
 })
 
 t.test('a renamed place is the same, and a deleted one leaves a guest without a team', async (t) => {

@@ -199,6 +199,46 @@ t.test('a link does not open an account for an invitation that the inviter may n
   t.same(await service.sql(`SELECT id FROM users WHERE email = '${email}'`), [])
 })
 
+t.test('a link opens no account if the inviter\'s token ends while the form is sent', {
+  skip: !ON_POSTGRES && 'one session: no request waits for another'
+}, async (t) => {
+  const { o, owner, makeToken, members } = await nimbus()
+  const token = await makeToken(owner)
+  const email = `guest-${++guests}@nimbus.example`
+  t.equal((await token.call('POST', members, { email, role: 'developer' })).status, 201)
+  await service.app.outbox.settled()
+  const { text } = mail.mails.filter(({ to }) => to.includes(email)).at(-1)!
+  const link = /^http:\S+(\/account\/invitation\/\S+)$/m.exec(text)![1]!
+  const browser = visitor(address)
+  const form = formIn(await browser.open(link))
+  const { sent } = await service.database.longTransactions.transaction(async (db) => {
+    await db.execute(sql`DELETE FROM api_tokens WHERE organization_id = ${o} AND id = ${token.id}::bigint`)
+    const sent = browser.send(form, { name: 'Guest', password: 'correct horse battery' })
+    await until(async () => (await service.sql(`SELECT 1 FROM ${ACTIVITY}
+      WHERE datname = current_database() AND wait_event_type = 'Lock'`)).length > 0, { every: 5 })
+    return { sent }
+  })
+  t.equal((await sent).status, 404)
+  t.same(await service.sql(`SELECT id FROM users WHERE email = '${email}'`), [])
+  t.equal((await browser.open('/account')).text.includes('Sign out'), false, 'no session')
+})
+
+t.test('a repeat of sending an invitation is refused to who may no longer give its role', async (t) => {
+  const { o, owner, byOwner, members } = await nimbus()
+  const other = await makePerson(service, { [o]: 'owner' })
+  const byOther = await callAs(service, other)
+  const guest = await makePerson(service)
+  const { body } = await byOwner('POST', members, { email: guest.email, role: 'owner' })
+  const send = (call: Call) => call(
+    'POST', `/organizations/${o}/invitations/${body.data.id}/send`, {}, { 'idempotency-key': 'again' })
+  t.equal((await send(byOther)).status, 200)
+  t.equal((await send(byOther)).headers['idempotent-replayed'], 'true')
+  t.equal((await byOwner('POST', `/organizations/${o}/invitations/${body.data.id}/send`, {})).status, 200)
+  t.equal((await byOwner('PATCH', `${members}/${other.id}`, { role: 'administrator' })).status, 200)
+  t.strictSame(failing(await send(byOther)), [422, 'role_not_held'])
+  t.equal((await byOwner('GET', `/organizations/${o}/invitations`)).body.data.length, 1, `${owner.id} still gives it`)
+})
+
 t.test('who sends an invitation again gives it from then on', async (t) => {
   const { o, byOwner, byIris, iris, owner, members, invite, open } = await nimbus()
   const invited = await invite(byIris)

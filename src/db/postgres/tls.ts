@@ -34,7 +34,7 @@ export function tlsOf (databaseUrl: string): Tls {
   const rest = parameters.toString()
   const hosts = hostsOf(address)
   const isLocal = hosts.every((host) =>
-    host === '' || host === 'localhost' || host === '::1' || /^127(?:\.\d+){3}$/.test(host))
+    host === 'localhost' || host === '::1' || /^127(?:\.\d+){3}$/.test(host))
   const weakness = isLocal ? undefined : WEAKNESSES[mode]
   return {
     url: rest === '' ? address : `${address}?${rest}`,

@@ -45,22 +45,19 @@ const SESSION_ATTRS = ['read-write', 'read-only', 'primary', 'standby', 'prefer-
 
 /**
  * Splits a DATABASE_URL into the address and the parameters, without the settings that the service sets on each
- * connection. Throws a UrlError for a Unix socket, a repeated parameter, a parameter of libpq, or a value of one, that
- * the driver does not know, and for an address without a host if the driver would take the host from PGHOST.
+ * connection. Throws a UrlError for a Unix socket, a repeated parameter, and a parameter of libpq, or a value of one,
+ * that the driver does not know.
  */
 export function splitUrl (databaseUrl: string): { address: string, parameters: URLSearchParams } {
   // The query begins at the first question mark; later question marks belong to values.
   const [, written = '', query = ''] = /^([^?]*)\??([^]*)$/.exec(databaseUrl) ?? []
-  const address = withoutEmptyPorts(written)
+  const address = withHosts(written)
   const parameters = new URLSearchParams(query)
   const names = [...parameters.keys()]
   const twice = names.find((name, i) => names.indexOf(name) < i)
   if (twice !== undefined) refuse(`${JSON.stringify(twice)} is there twice`)
   if (isSocket(parameters.get('host') ?? '') || hostsOf(address).some(isSocket)) {
     refuse('Unix sockets are not supported: let PostgreSQL listen on 127.0.0.1 (listen_addresses), and write 127.0.0.1:5432 as the host')
-  }
-  if (hostsOf(address).includes('') && process.env.PGHOST) {
-    refuse('there is no host in the address, and PGHOST is not read: write it as postgres://USER:PASSWORD@HOST:PORT/DATABASE')
   }
   for (const name of names) {
     const known = name.toLowerCase()
@@ -78,10 +75,13 @@ export function splitUrl (databaseUrl: string): { address: string, parameters: U
   return { address, parameters }
 }
 
-/** An address without the colon of an empty port, which the driver would take as a part of the host. */
-const withoutEmptyPorts = (address: string) =>
+/**
+ * An address without the colon of an empty port, which the driver would take as a part of the host. An empty host is
+ * `localhost`; the driver would take it from PGHOST.
+ */
+const withHosts = (address: string) =>
   address.replace(/^([^:]+:\/\/(?:[^/@]*@)?)([^/]*)/, (_, before: string, hosts: string) =>
-    before + hosts.replace(/:(?=,|$)/g, ''))
+    before + hosts.replace(/:(?=,|$)/g, '').replace(/(?<=^|,)(?=:|,|$)/g, 'localhost'))
 
 /** The name of the database in an address, which the driver would not decode; undefined for the default. */
 export function databaseOf (address: string): string | undefined {

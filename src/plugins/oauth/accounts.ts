@@ -270,8 +270,9 @@ export const accounts: Domain = async (app) => {
             const opened = await openAccount(db, invitation.email, name, password_hash)
             if (opened === undefined) return undefined
             const person = { id: opened.id, name, email: invitation.email }
-            // If `accept` fails, the invitation stays open and is listed on /account.
-            const { events } = await accept(db, request, { user: person }, counter, invitation.id)
+            // If `accept` is refused otherwise, the invitation stays open and is listed on /account.
+            const { events, refusal } = await accept(db, request, { user: person }, counter, invitation.id)
+            if (refusal === 'gone') throw new InvitationGone()
             const ofPassword = await recordForUser(
               db, request, person, 'user.password', {}, opened.ended, invitation.organization_id
             )
@@ -282,6 +283,9 @@ export const accounts: Domain = async (app) => {
           events: (joined) => joined?.events ?? []
         }
       }
+    }).catch((error: unknown) => {
+      if (error instanceof InvitationGone) return { written: undefined }
+      throw error
     })
     // The invitation was withdrawn, or another request used it.
     if (joined === undefined) return INVITATION_GONE
@@ -369,7 +373,10 @@ async function endApplication (db: Db, request: FastifyRequest, { user }: Signed
 }
 
 /** The events of a change of an organization, or why nothing was changed. */
-interface FormResult { problem?: Problem, events: RecordedEvent[] }
+interface FormResult { problem?: Problem, refusal?: Refusal, events: RecordedEvent[] }
+
+/** The invitation of a link ended in the transaction that opened the account, so that the account is undone. */
+class InvitationGone extends Error {}
 
 const refused = (problem: string): FormResult => ({ problem: { problem, status: 422 }, events: [] })
 
@@ -377,7 +384,7 @@ async function accept (
   db: Db, request: FastifyRequest, { user: person }: { user: Invitee }, counter: Counter, id: string
 ): Promise<FormResult> {
   const accepted = await acceptInvitation(db, counter, id, person)
-  if (typeof accepted === 'string') return refused(REFUSALS[accepted])
+  if (typeof accepted === 'string') return { ...refused(REFUSALS[accepted]), refusal: accepted }
   const { organization_id } = counter
   await recordForPersonAlone(db, request, person, 'member.join', await nameOfOrganization(db, organization_id))
   const actor = personOf(request, organization_id, person)

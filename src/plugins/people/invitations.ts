@@ -202,6 +202,12 @@ export const invitations: Domain = async (app) => {
       body: SendInvitationBody,
       response: { 200: SentInvitation }
     },
+    // As for `inviteMember`. Without the invitation, a stored response gives nothing any more.
+    preHandler: async (request) => {
+      const id = request.params.invitation.toUpperCase()
+      const found = await findInvitation(app.db, principalOf(request).organization.id, id)
+      if (found !== undefined) requireRoles(request, found)
+    },
     handler: async (request, reply) => {
       const principal = principalOf(request)
       const id = request.params.invitation.toUpperCase()

@@ -20,8 +20,9 @@ import type { Principal } from '../../repositories/people/principals.ts'
 import type { LevelState } from '../../repositories/levels/levels.ts'
 import { lockProject } from '../../repositories/levels/projects.ts'
 import {
-  countTeamMembers, countTeams, createTeam, createTeamMember, deleteTeam, deleteTeamMember, deleteTeamProject, findTeam,
-  listTeamMembers, listTeamProjects, listTeams, setTeamProject, updateTeam, type TeamRow
+  countTeamMembers, countTeams, createTeam, createTeamMember, deleteTeam, deleteTeamMember, deleteTeamProject,
+  endUseForPlace, findTeam, listTeamMembers, listTeamProjects, listTeams, NO_LONGER_OF_PLACE, setTeamProject,
+  updateTeam, type TeamRow
 } from '../../repositories/people/teams.ts'
 import { findSlice } from '../../repositories/people/tokens.ts'
 import { fail, refuse } from '../../rules/api-error.ts'
@@ -119,7 +120,7 @@ export const teams: Domain = async (app) => {
         },
         decide: ({ id, organization_id }) => ({
           async write (db) {
-            await updateTeam(db, organization_id, id, body)
+            await updateTeam(db, organization_id, id, { ...body, ...NO_LONGER_OF_PLACE })
             return foundTeam(db, organization_id, id)
           },
           events: [teamEvent('team.update', id, { members: Object.keys(body).join(' ') })],
@@ -187,7 +188,10 @@ export const teams: Domain = async (app) => {
           if (!is_in && teams >= teamsOfMember) fail('limit_reached', { limit: teamsOfMember })
           return {
             async write (db) {
-              if (!is_in) await createTeamMember(db, one)
+              if (!is_in) {
+                await createTeamMember(db, one)
+                await endUseForPlace(db, one.organization_id, one.team_id)
+              }
               return wholeTeam(db, one.organization_id, one.team_id)
             },
             events: [teamEvent('team-member.create', one.team_id, { user_id })],
@@ -265,6 +269,7 @@ export const teams: Domain = async (app) => {
           async write (db) {
             const set = await setTeamProject(db, one, { role, sent }) ??
               fail('limit_reached', { limit: TEAM_LIMITS.projects })
+            await endUseForPlace(db, one.organization_id, one.team_id)
             return { set, data: await wholeTeam(db, one.organization_id, one.team_id) }
           },
           events ({ set }) {
@@ -300,6 +305,7 @@ export const teams: Domain = async (app) => {
         decide: ({ id: team_id, organization_id }) => ({
           async write (db) {
             if (!await deleteTeamProject(db, { organization_id, team_id, project_id })) fail('not_found')
+            await endUseForPlace(db, organization_id, team_id)
           },
           events: [teamEvent('team-project.delete', team_id, { project_id, project })]
         })

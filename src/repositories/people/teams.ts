@@ -189,6 +189,15 @@ export async function updateTeam (
   await updateAuthentic(db, 'teams', its, { ...changes, updated_at }) ?? tampered()
 }
 
+/** Ends the use of a team for invitations to its place: a person changed the team, so it may get more roles later. */
+export const NO_LONGER_OF_PLACE = { is_of_place: null }
+
+/** Sets NO_LONGER_OF_PLACE if an invitation made the team. */
+export async function endUseForPlace (db: Db, organizationId: string, id: string): Promise<void> {
+  const its = and(matching(teams, { organization_id: organizationId, id }), eq(teams.is_of_place, true))!
+  await updateAuthentic(db, 'teams', its, NO_LONGER_OF_PLACE)
+}
+
 /** Deletes members first, because requests that a team's role authorizes lock `team_members` before `team_projects`. */
 export async function deleteTeam (db: Db, organizationId: string, id: string): Promise<void> {
   const its = { organization_id: organizationId, team_id: id }
