@@ -144,7 +144,8 @@ export async function organizationOf (api: Api, { credential }: Service, named: 
   const { data } = await api.send((client) => client.GET('/api/v1/user'))
   const slugs = data.included.map(({ attributes }) => attributes.slug)
   if (slugs.length === 1) return slugs[0]!
-  throw new Failure(slugs.length === 0
-    ? 'You belong to no organization.'
-    : `You belong to several organizations: choose one with --organization. They are ${slugs.join(', ')}.`)
+  // As for an organization that the caller left, so that the copies of the place end.
+  if (slugs.length === 0) throw new Refusal('You belong to no organization.', 404, 'not_found')
+  throw new Failure(
+    `You belong to several organizations: choose one with --organization. They are ${slugs.join(', ')}.`)
 }

@@ -1,3 +1,4 @@
+import { constants } from 'node:os'
 import { createApi, COMMAND_MS, namesAt, organizationOf, storedAt, type Api } from './api.ts'
 import { ageText, bindingOf, recall } from './cache.ts'
 import { Failure, isClientManaged, reasonOf } from './failure.ts'
@@ -23,7 +24,7 @@ export async function login (
   const tokens = await signIn(url, options.scope ?? LOGIN_SCOPES, options.browser !== false)
   const unnamed: Login = { url, ...tokens, person: { id: '', name: '', email: '' }, cache_key: newCacheKey() }
   const service: Service = { url, source: '', credential: { kind: 'login', login: unnamed } }
-  const { person, organizations } = await callerOf(service).then(async (caller) => {
+  const { person, organizations } = await unlessInterrupted(callerOf(service).then(async (caller) => {
     const before = await whileLocked(unnamed, async () => {
       const before = storedLogin(unnamed)
       // The same person keeps the cache.
@@ -31,9 +32,9 @@ export async function login (
       storeLogin({ ...unnamed, person: caller.person, cache_key })
       return before
     })
-    if (before !== undefined) await revoke(before).catch(() => {})
+    if (before !== undefined) await revoke(before).catch((error: unknown) => { tell(notRevoked('The former login', url, error)) })
     return caller
-  }).catch(async (error: unknown) => {
+  })).catch(async (error: unknown) => {
     // No file has the new tokens, so they must not stay valid.
     await revoke(unnamed).catch(() => {})
     throw error
@@ -42,6 +43,24 @@ export async function login (
   for (const { slug, role } of organizations) tell(`  ${slug}${role === undefined ? '' : `: ${role}`}`)
   return 0
 }
+
+/** Waits for work, but fails at the first signal that asks this process to end, so that the caller can clean up. */
+async function unlessInterrupted<T> (work: Promise<T>): Promise<T> {
+  let end = (_signal: NodeJS.Signals) => {}
+  const interrupted = new Promise<never>((_resolve, reject) => {
+    end = (signal) => { reject(new Failure('Interrupted: you are not signed in.', 128 + constants.signals[signal])) }
+  })
+  for (const signal of SIGNALS) process.once(signal, end)
+  try {
+    return await Promise.race([work, interrupted])
+  } finally {
+    for (const signal of SIGNALS) process.off(signal, end)
+  }
+}
+const SIGNALS = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const
+
+const notRevoked = (what: string, url: string, error: unknown) =>
+  `${what} is removed from this machine, but not revoked: ${reasonOf(error)} Revoke the application dotenv-cli on ${url}/account.`
 
 /** Revokes a login and removes its tokens. Says what could not be done. */
 export async function logout (options: Options & { all?: boolean }): Promise<number> {
@@ -60,14 +79,14 @@ export async function logout (options: Options & { all?: boolean }): Promise<num
       try {
         serviceUrl(login.url, 'The login', options)
         await revoke(storedLogin(login) ?? login)
-      } catch (error) { failed = reasonOf(error) }
+      } catch (error) { failed = notRevoked(`The login for ${login.url}`, login.url, error) }
       removeLogin(login)
       return failed
     })
     if (problem === undefined) tell(`Signed out of ${login.url}.`)
     else {
       status = 1
-      tell(`The tokens for ${login.url} are removed from this machine, but not revoked: ${problem} Revoke the application dotenv-cli on ${login.url}/account.`)
+      tell(problem)
     }
   }
   return status

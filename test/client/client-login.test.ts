@@ -1,4 +1,5 @@
 // runs: one database, embedded; 15 s
+import type { ChildProcess } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import { existsSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import type { IncomingMessage, ServerResponse } from 'node:http'
@@ -33,8 +34,11 @@ async function signedIn (t: Test, options: readonly string[] = [], pastes = fals
   return { ...home, caller, person, said, logins: folder, file, read, change }
 }
 
-async function signIn (home: ClientHome, person: Person, options: readonly string[], pastes: boolean) {
-  const child = home.start(['login', address, '--no-browser', ...options])
+async function signIn (
+  home: ClientHome, person: Person, options: readonly string[] = [], pastes = false,
+  { env = {}, meanwhile = () => {} }: { env?: Record<string, string>, meanwhile?: (child: ChildProcess) => void } = {}
+) {
+  const child = home.start(['login', address, '--no-browser', ...options], { env })
   let text = ''
   child.stderr!.on('data', (part) => { text += part })
   const url = (await until(() => /http\S+\/oauth\/authorize\?\S+/.exec(text)))[0]
@@ -51,6 +55,7 @@ async function signIn (home: ClientHome, person: Person, options: readonly strin
     }
     await fetch(back)
   }
+  meanwhile(child)
   const [code] = await once(child, 'close')
   if (code !== 0) throw new Error(text)
   return text
@@ -177,10 +182,63 @@ t.test('a login that cannot be stored is ended at the service', async (t) => {
   await joinOrganization(service, caller.call, caller.organization, person, 'developer')
   const home = clientHome(t)
   writeFileSync(join(home.folder, 'config'), 'a file in the way')
-  await t.rejects(signIn(home, person, [], false), /strongroom: [^\n]*(ENOTDIR|EEXIST)/)
+  await t.rejects(signIn(home, person), /strongroom: [^\n]*(ENOTDIR|EEXIST)/)
   const [open] = await service.sql(`SELECT count(*)::int AS n FROM oauth_grants WHERE user_id = ${person.id}
     AND 'secret:read' = ANY (scopes) AND revoked_at IS NULL`)
   t.equal(open!.n, 0)
+})
+
+/** A script that the client loads first. It replaces `fetch` for URLs with these words. */
+function replacing (home: ClientHome, words: string, answer: string): Record<string, string> {
+  const preload = join(home.folder, `${words.replaceAll('/', '-')}.mjs`)
+  writeFileSync(preload, `import fs from 'node:fs'
+    const { fetch } = globalThis
+    globalThis.fetch = (request, options) =>
+      new URL(request.url ?? request).pathname === '${words}' ? ${answer} : fetch(request, options)`)
+  return { NODE_OPTIONS: `--import ${preload}` }
+}
+
+const grantsOf = async ({ id }: Person) => Number((await service.sql(`SELECT count(*)::int AS n FROM oauth_grants
+  WHERE user_id = ${id} AND 'secret:read' = ANY (scopes) AND revoked_at IS NULL`))[0]!.n)
+
+t.test('a login that a signal ends before its file is written is ended at the service', async (t) => {
+  for (const [signal, status] of [['SIGINT', 130], ['SIGTERM', 143], ['SIGHUP', 129]] as const) {
+    const person = await makePerson(service)
+    const home = clientHome(t)
+    const reached = join(home.folder, 'reached')
+    const env = replacing(home, '/api/v1/user', `(fs.writeFileSync('${reached}', ''), new Promise((resolve) => setTimeout(resolve, 60_000)))`)
+    let ended: number | null = null
+    await t.rejects(signIn(home, person, [], false, {
+      env,
+      meanwhile (child) {
+        child.once('close', (code) => { ended = code })
+        until(() => existsSync(reached)).then(() => child.kill(signal)).catch(t.fail)
+      }
+    }), /Interrupted: you are not signed in/)
+    t.equal(ended, status, signal)
+    t.equal(await grantsOf(person), 0, signal)
+    t.notOk(existsSync(join(home.folder, 'config/strongroom/logins')))
+  }
+})
+
+t.test('a second login says so if the first one could not be revoked', async (t) => {
+  const home = await signedIn(t)
+  const { person, read, run } = home
+  const { refresh_token } = read()
+  const env = replacing(home, '/api/oauth/revoke', "Promise.reject(new TypeError('fetch failed'))")
+  const said = await signIn(home, person, [], false, { env })
+  t.match(said, /The former login is removed from this machine, but not revoked: [^\n]*\/account/)
+  t.not(read().refresh_token, refresh_token)
+  t.match(await run(['get', 'A', PLACE]), { code: 0, stdout: '1' })
+})
+
+t.test('the copy of a person who was removed from the only organization is not used any more', async (t) => {
+  const { run, person, caller } = await signedIn(t)
+  t.equal((await run(['run', PLACE, '--', 'true'])).code, 0)
+  t.equal((await run(['run', '--offline', PLACE, '--', 'true'])).code, 0)
+  t.equal((await caller.call('DELETE', `/organizations/${caller.organization}/members/${person.id}`)).status, 204)
+  t.match(await run(['run', PLACE, '--', 'true']), { code: 125, stderr: /You belong to no organization/ })
+  t.match(await run(['run', '--offline', PLACE, '--', 'true']), { code: 125, stderr: /no cached copy/ })
 })
 
 t.test('logout says so if a page of a proxy answers, or if plain http was not allowed', async (t) => {
