@@ -17,6 +17,7 @@ import {
 } from '../../src/db/database.ts'
 import { transaction } from '../../src/changes/transaction.ts'
 import { unpackCluster } from '../../src/db/embedded/cluster.ts'
+import { lockDirectory } from '../../src/db/embedded/lock.ts'
 import { serveRequests } from '../../src/db/embedded/requests.ts'
 import { copyCluster, type Copying } from '../../src/db/embedded/copy-cluster.ts'
 import { TEMPLATE } from '../../src/db/embedded/embedded.ts'
@@ -625,6 +626,24 @@ t.test('a copy without a waiting client is ended, and the next one is made', asy
   t.equal(asked[0], 'first')
   t.equal(asked.at(-1), 'third')
   end()
+})
+
+t.test('RL-04 a process that was blocked while it looked at the lock of an ended one does not take that one for alive', async t => {
+  const dir = path.join(scratch, 'blocked')
+  fs.mkdirSync(dir)
+  const ended = net.createServer().listen(path.join(dir, 'starting'))
+  await once(ended, 'listening')
+  fs.linkSync(path.join(dir, 'starting'), path.join(dir, 'lock.1'))
+  ended.close()
+  await once(ended, 'close')
+  // Timers run next, before the error of the connection is handled.
+  await new Promise(resolve => setImmediate(resolve))
+  const locking = lockDirectory(dir)
+  // As on a machine whose other processes need all of its time.
+  for (const end = performance.now() + 1_100; performance.now() < end;);
+  const unlock = await locking
+  await t.rejects(lockDirectory(dir), { message: /in use by process \d+/ })
+  unlock()
 })
 
 t.test('embedded', async t => {

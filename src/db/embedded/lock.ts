@@ -141,7 +141,8 @@ function holder (socketPath: string) {
   return new Promise<string | undefined>(resolve => {
     const socket = net.connect(socketPath)
     let said = ''
-    socket.setTimeout(1000, () => socket.destroy())
+    // If this process was blocked meanwhile, the answer has arrived, and is handled before `setImmediate`.
+    socket.setTimeout(1000, () => setImmediate(() => socket.destroy()))
     socket.on('data', data => { said += data })
     socket.on('error', ({ code }: NodeJS.ErrnoException) => {
       resolve(code === 'ECONNREFUSED' || code === 'ENOENT' ? undefined : 'unknown')
