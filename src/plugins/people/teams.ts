@@ -21,8 +21,7 @@ import type { LevelState } from '../../repositories/levels/levels.ts'
 import { lockProject } from '../../repositories/levels/projects.ts'
 import {
   countTeamMembers, countTeams, createTeam, createTeamMember, deleteTeam, deleteTeamMember, deleteTeamProject,
-  endUseForPlace, findTeam, listTeamMembers, listTeamProjects, listTeams, NO_LONGER_OF_PLACE, setTeamProject,
-  updateTeam, type TeamRow
+  endUseForPlace, findTeam, listTeamMembers, listTeamProjects, listTeams, setTeamProject, updateTeam, type TeamRow
 } from '../../repositories/people/teams.ts'
 import { findSlice } from '../../repositories/people/tokens.ts'
 import { fail, refuse } from '../../rules/api-error.ts'
@@ -120,7 +119,7 @@ export const teams: Domain = async (app) => {
         },
         decide: ({ id, organization_id }) => ({
           async write (db) {
-            await updateTeam(db, organization_id, id, { ...body, ...NO_LONGER_OF_PLACE })
+            await updateTeam(db, organization_id, id, body)
             return foundTeam(db, organization_id, id)
           },
           events: [teamEvent('team.update', id, { members: Object.keys(body).join(' ') })],

@@ -181,18 +181,19 @@ export async function createTeam (db: Db, team: NewRow<'teams'>): Promise<void> 
   await db.insert(teams).values({ ...team, mac: macOf(db, 'teams', team) })
 }
 
+// Ends the use of a team for invitations to its place: a person changed the team, so it may get more roles later.
+const NO_LONGER_OF_PLACE = { is_of_place: null }
+
+/** Changes the name, the slug or the description of a team. Invitations to its place no longer use the team. */
 export async function updateTeam (
   db: Db, organizationId: string, id: string, changes: Omit<RowChanges<'teams'>, 'id' | 'organization_id'>
 ): Promise<void> {
   const its = matching(teams, { organization_id: organizationId, id })
   const updated_at = changedAt(teams.updated_at, changes)
-  await updateAuthentic(db, 'teams', its, { ...changes, updated_at }) ?? tampered()
+  await updateAuthentic(db, 'teams', its, { ...changes, ...NO_LONGER_OF_PLACE, updated_at }) ?? tampered()
 }
 
-/** Ends the use of a team for invitations to its place: a person changed the team, so it may get more roles later. */
-export const NO_LONGER_OF_PLACE = { is_of_place: null }
-
-/** Sets NO_LONGER_OF_PLACE if an invitation made the team. */
+/** Ends the use of a team for invitations to its place, if an invitation made the team. */
 export async function endUseForPlace (db: Db, organizationId: string, id: string): Promise<void> {
   const its = and(matching(teams, { organization_id: organizationId, id }), eq(teams.is_of_place, true))!
   await updateAuthentic(db, 'teams', its, NO_LONGER_OF_PLACE)
