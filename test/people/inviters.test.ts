@@ -182,8 +182,8 @@ t.test('invitations of an expired token are invalid until its expiry moves; thos
   t.equal((await accept(second)).status, 200)
 })
 
-t.test('a link does not open an account for an invitation that the inviter may no longer give', async (t) => {
-  const { o, owner, makeToken, members } = await nimbus()
+/** Opens the mailed link of an invitation by an API token, for an address without an account. */
+async function openLink ({ owner, makeToken, members }: Awaited<ReturnType<typeof nimbus>>) {
   const token = await makeToken(owner)
   const email = `guest-${++guests}@nimbus.example`
   t.equal((await token.call('POST', members, { email, role: 'developer' })).status, 201)
@@ -191,7 +191,13 @@ t.test('a link does not open an account for an invitation that the inviter may n
   const { text } = mail.mails.filter(({ to }) => to.includes(email)).at(-1)!
   const link = /^http:\S+(\/account\/invitation\/\S+)$/m.exec(text)![1]!
   const browser = visitor(address)
-  const form = formIn(await browser.open(link))
+  return { token, email, link, browser, form: formIn(await browser.open(link)) }
+}
+
+t.test('a link does not open an account for an invitation that the inviter may no longer give', async (t) => {
+  const at = await nimbus()
+  const { o } = at
+  const { token, email, link, browser, form } = await openLink(at)
   await service.write(`UPDATE api_tokens SET expires_at = now() - interval '1 second' WHERE organization_id = '${o}'
     AND id = ${token.id}`)
   t.equal((await browser.open(link)).status, 404)
@@ -202,15 +208,9 @@ t.test('a link does not open an account for an invitation that the inviter may n
 t.test('a link opens no account if the inviter\'s token ends while the form is sent', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
-  const { o, owner, makeToken, members } = await nimbus()
-  const token = await makeToken(owner)
-  const email = `guest-${++guests}@nimbus.example`
-  t.equal((await token.call('POST', members, { email, role: 'developer' })).status, 201)
-  await service.app.outbox.settled()
-  const { text } = mail.mails.filter(({ to }) => to.includes(email)).at(-1)!
-  const link = /^http:\S+(\/account\/invitation\/\S+)$/m.exec(text)![1]!
-  const browser = visitor(address)
-  const form = formIn(await browser.open(link))
+  const at = await nimbus()
+  const { o } = at
+  const { token, email, browser, form } = await openLink(at)
   const { sent } = await service.database.longTransactions.transaction(async (db) => {
     await db.execute(sql`DELETE FROM api_tokens WHERE organization_id = ${o} AND id = ${token.id}::bigint`)
     const sent = browser.send(form, { name: 'Guest', password: 'correct horse battery' })
