@@ -15,6 +15,23 @@ export const COMMAND_MS = 30_000
 /** The longest wait after a 429 that a command takes upon itself. */
 const RETRY_SECONDS = 5
 
+/** Bytes of the largest response that is read: more than each response that the service gives to these commands. */
+const MAX_RESPONSE = 64 * 1024 * 1024
+
+/** A response whose body fails with `Away` beyond MAX_RESPONSE bytes, so that the memory is not filled. */
+function bounded (response: Response, url: string): Response {
+  if (response.body === null) return response
+  let bytes = 0
+  const body = response.body.pipeThrough(new TransformStream<Uint8Array, Uint8Array>({
+    transform (part, controller) {
+      bytes += part.byteLength
+      if (bytes > MAX_RESPONSE) controller.error(new Away(`${url} answered with more than 64 MiB.`))
+      else controller.enqueue(part)
+    }
+  }))
+  return new Response(body, { status: response.status, headers: response.headers })
+}
+
 /** A response of the service to a request that succeeded. */
 export interface Reply<T> { data: T, headers: Headers }
 type Request<T> = (client: Client<paths>) => Promise<{ data?: T, error?: unknown, response: Response }>
@@ -36,10 +53,11 @@ export function createApi (service: Service, waitMs: number): Api {
   let signal: AbortSignal
   const client = createClient<paths>({
     baseUrl: url,
-    fetch: (request) => {
+    fetch: async (request) => {
       request.headers.set('authorization', `Bearer ${token}`)
       // The first versions of Node.js 20 lose the headers of a request that is sent with further settings.
-      return fetch(request, { headers: request.headers, redirect: 'error', credentials: 'omit', signal })
+      const settings = { headers: request.headers, redirect: 'error', credentials: 'omit', signal } as const
+      return bounded(await fetch(request, settings), url)
     }
   })
 

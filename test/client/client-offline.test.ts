@@ -212,6 +212,24 @@ t.test('of too many copies the oldest are removed, and no other file', async (t)
   t.match(await run(['run', '--offline', PLACE, ...show]), { code: 0, stdout: '1' }, 'the newest stays')
 })
 
+t.test('a response without an end is not read to fill the memory', async (t) => {
+  let sent = 0
+  const part = Buffer.alloc(1024 * 1024, 'x')
+  const other = await otherServer(t, (_request, response) => {
+    response.writeHead(200, { 'content-type': 'application/json', 'x-api-version': '1' })
+    response.write('{"data":"')
+    const more = () => {
+      sent++
+      if (!response.destroyed && sent < 500) response.write(part, more)
+    }
+    more()
+  })
+  const env = { STRONGROOM_URL: other.url, STRONGROOM_TOKEN: 'any' }
+  const { code, stderr } = await clientHome(t, env).run(['get', 'A', PLACE, '--organization', 'nimbus'])
+  t.strictSame([code, stderr], [1, `strongroom: ${other.url} answered with more than 64 MiB.\n`])
+  t.ok(sent < 200, `${sent} MiB were sent`)
+})
+
 t.test('a cache that cannot be written does not stop a program', async (t) => {
   const { run, folder, env } = await behind(t)
   writeFileSync(join(folder, 'cache'), 'a file in the way')
